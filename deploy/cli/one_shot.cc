@@ -1,13 +1,17 @@
 #include "deploy/cli/one_shot.h"
 
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <span>
+#include <vector>
 
+#include "deploy/cli/own_address.h"
 #include "shared/base/digest.h"
 #include "shared/base/format.h"
 #include "shared/base/liveness.h"
 #include "shared/base/log.h"
+#include "shared/base/tcp_address.h"
 #include "shared/base/unix_socket.h"
 #include "shared/config/sidecar_config.h"
 #include "shared/config/sources.h"
@@ -25,8 +29,23 @@ namespace {
 const std::chrono::milliseconds kFindsUs{limits::kReconnectMaxMs + limits::kReconnectMinMs};
 // How long the command waits for a first sidecar, which may have been started beside it.
 constexpr std::chrono::milliseconds kSidecarWait{2'000};
+// How long a coordinator may refuse this command as its trainer. The trainer before it may have
+// ended just now, and has some seconds to come back.
+constexpr std::chrono::milliseconds kTrainerWait{10'000};
+
+constexpr std::chrono::milliseconds kIdleLook{5};
 
 enum class OneShotKind : std::uint8_t { kPush, kRollback };
+
+// What this command is until its operation has ended.
+struct Place {
+  config::TrainerConfig config;
+  std::string lock_holder;  // who others are told has the locks
+  std::chrono::milliseconds ready_wait{};
+  std::function<Error()> not_ready;          // after that wait, if nobody has complained
+  std::chrono::milliseconds settling{};      // from the start until the operation may begin
+  std::function<Error(const Error&)> taken;  // another process has the place; empty: cannot be
+};
 
 Result<config::TrainerConfig> one_shot_config(const OneShotOptions& options, OneShotKind kind) {
   auto config = config::parse_trainer(
@@ -55,23 +74,74 @@ Result<config::TrainerConfig> one_shot_config(const OneShotOptions& options, One
   return config;
 }
 
-// Ends the loop after the result is known. Collects the fleet's trace first, if requested.
-void end_of(const OneShotOptions& options, Loop& loop, publish::TrainerAgent& agent) {
-  if (!options.on_trace) return loop.stop();
+// Called after the result is known: collects the fleet's trace, if requested, and ends the loop
+// when what other commands have asked meanwhile has ended too.
+void end_of(const OneShotOptions& options, Timer& end, publish::TrainerAgent& agent) {
+  if (!options.on_trace) return end.start_repeating(kIdleLook);
   agent.collect_trace({.age_ns = static_cast<std::uint64_t>(options.trace_age().count()),
                        .max_bytes = limits::kTraceAnswerBytes},
-                      [&options, &loop](control::TraceAnswer answer) {
+                      [&options, &end](control::TraceAnswer answer) {
                         options.on_trace(std::move(answer));
-                        loop.stop();
+                        end.start_repeating(kIdleLook);
                       });
+}
+
+Result<Place> coordinator_place(const OneShotOptions& options, OneShotKind kind) {
+  Place place{.config = WSYNC_TRY(one_shot_config(options, kind))};
+  place.lock_holder = kind == OneShotKind::kPush ? "wsync push" : "wsync rollback";
+  place.ready_wait = kSidecarWait;
+  place.not_ready = [address = options.address] {
+    return Error(
+        ErrorCode::kPeerLost,
+        fmt::format("no coordinator answered and no sidecar connected at {} within {} s; "
+                    "start `{}`, or give the address of the coordinator with "
+                    "--coordinator",
+                    address, kSidecarWait.count() / 1000, config::sidecar_command(address)));
+  };
+  // The first sidecar completes the claim. The operation begins once every other sidecar that runs
+  // has had the time to find this coordinator as well.
+  place.settling = kFindsUs;
+  place.taken = [address = options.address](const Error& error) {
+    return error.with_context(
+        fmt::format("no coordinator answers at {}, but one seems to run on this host; if it "
+                    "listens at another address, give that address with --coordinator",
+                    address));
+  };
+  return place;
+}
+
+Result<Place> trainer_place(const OneShotOptions& options, const std::string& key) {
+  const auto environment = config::process_environment();
+  std::vector<std::string> set = {
+      "coordinator=" + options.address, "keys=", "follow_directory=", "http.address=none",
+      "publisher_key=" + (key.empty() ? key : std::filesystem::absolute(key).string())};
+  if (!environment.contains("WSYNC_DATA_ADDRESS")) {
+    // Any of several coordinators may lead, and all are reached by the same network.
+    const auto own =
+        WSYNC_TRY(own_address_towards(std::string(split_addresses(options.address).front())));
+    if (!own.empty()) set.push_back("data_address=" + TcpAddress{.host = own}.to_string());
+  }
+  Place place{.config = WSYNC_TRY(config::parse_trainer("", "wsync push",
+                                                        {.environment = environment, .set = set}))};
+  place.config.deadlines.publish =
+      std::chrono::milliseconds(static_cast<std::int64_t>(options.timeout_s * 1000));
+  place.config.watch = false;
+  place.lock_holder = "wsync push";
+  place.ready_wait = kTrainerWait;
+  place.not_ready = [address = options.address] {
+    return Error(ErrorCode::kPeerLost,
+                 fmt::format("the coordinator at {} has not taken this push as its trainer within "
+                             "{} s; see `wsync status`",
+                             address, kTrainerWait.count() / 1000));
+  };
+  return place;
 }
 
 // Runs a loop with an agent until `done` has a value, a signal arrives, or the deadline passes.
 template <class T>
 Result<T> run_once(
-    const OneShotOptions& options, OneShotKind kind,
-    const std::function<void(Loop&, publish::TrainerAgent&, std::optional<T>&)>& begin) {
-  const auto config = WSYNC_TRY(one_shot_config(options, kind));
+    const OneShotOptions& options, const Place& place,
+    const std::function<void(Timer& end, publish::TrainerAgent&, std::optional<T>&)>& begin) {
   auto loop = WSYNC_TRY(Loop::create());
   std::optional<Error> failure;
   std::optional<T> done;
@@ -84,14 +154,11 @@ Result<T> run_once(
         Error(ErrorCode::kCancelled, "interrupted; the engines keep the version that they serve"));
   }));
   std::unique_ptr<publish::TrainerAgent> agent;
-  Timer no_sidecar(*loop, [&] {
-    if (agent->complaint()) return stop_with(Error(ErrorCode::kRefused, *agent->complaint()));
-    stop_with(Error(ErrorCode::kPeerLost,
-                    fmt::format("no coordinator answered and no sidecar connected at {} within {} "
-                                "s; start `{}`, or give the address of the coordinator with "
-                                "--coordinator",
-                                options.address, kSidecarWait.count() / 1000,
-                                config::sidecar_command(options.address))));
+  Timer not_ready(*loop, [&] {
+    if (agent->complaint() && options.is_taken != nullptr && !place.config.coordinator.empty())
+      *options.is_taken = true;
+    stop_with(agent->complaint() ? Error(ErrorCode::kRefused, *agent->complaint())
+                                 : place.not_ready());
   });
   Timer deadline(*loop, [&] {
     stop_with(Error(
@@ -100,29 +167,32 @@ Result<T> run_once(
   });
   publish::TrainerAgentCallbacks callbacks;
   callbacks.on_stopped = stop_with;
-  // The first sidecar completed the claim. The operation begins once every other sidecar that runs
-  // has had the time to find this coordinator as well.
-  TimePoint found_by_all{};
-  Timer settled(*loop, [&] { begin(*loop, *agent, done); });
+  TimePoint settles_at{};
+  Timer end(*loop, [&] {
+    if (!agent->has_jobs()) loop->stop();
+  });
+  Timer settled(*loop, [&] { begin(end, *agent, done); });
   callbacks.on_ready = [&](const Version&) {
-    no_sidecar.stop();
-    settled.start_at(found_by_all);
+    not_ready.stop();
+    settled.start_at(settles_at);
   };
-  name_lock_holder(kind == OneShotKind::kPush ? "wsync push" : "wsync rollback");
-  auto created = publish::TrainerAgent::create(*loop, config, std::move(callbacks));
-  if (options.is_taken != nullptr)
-    *options.is_taken = !created && created.error().code() == ErrorCode::kBusy;
-  if (!created && created.error().code() == ErrorCode::kBusy)
-    return fail(created.error().with_context(
-        fmt::format("no coordinator answers at {}, but one seems to run on this host; if it "
-                    "listens at another address, give that address with --coordinator",
-                    options.address)));
+  name_lock_holder(place.lock_holder);
+  auto created = publish::TrainerAgent::create(*loop, place.config, std::move(callbacks));
+  const bool is_taken = !created && created.error().code() == ErrorCode::kBusy;
+  if (options.is_taken != nullptr) *options.is_taken = is_taken;
+  if (is_taken && place.taken) return fail(place.taken(created.error()));
   if (!created) return fail(created.error());
-  log_info("no coordinator runs at {}, so this command is the coordinator until it has ended",
-           options.address);
+  if (place.config.coordinator.empty())
+    log_info("no coordinator runs at {}, so this command is the coordinator until it has ended",
+             options.address);
+  else
+    log_info(
+        "the coordinator at {} has no trainer, so this command is its trainer until it has "
+        "ended",
+        options.address);
   agent = std::move(*created);
-  found_by_all = now() + kFindsUs;
-  no_sidecar.start(kSidecarWait);
+  settles_at = now() + place.settling;
+  not_ready.start(place.ready_wait);
   deadline.start(std::chrono::duration_cast<std::chrono::nanoseconds>(
       std::chrono::duration<double>(options.timeout_s)));
   loop->run();
@@ -133,17 +203,13 @@ Result<T> run_once(
                               "the event loop ended before the operation was complete"));
 }
 
-}  // namespace
-
-Result<control::PushReply> push_once(
-    const OneShotOptions& options, const std::string& directory, std::uint64_t step,
-    const std::function<void(const control::Progress&)>& on_progress) {
-  // Opens the checkpoint before the claim, so that an invalid checkpoint changes nothing.
-  (void)WSYNC_TRY(publish::open_checkpoint_source(directory));
+Result<control::PushReply> push_from(
+    const OneShotOptions& options, const Place& place, const std::string& directory,
+    std::uint64_t step, const std::function<void(const control::Progress&)>& on_progress) {
   std::optional<Error> failure;
   auto pushed = run_once<control::PushReply>(
-      options, OneShotKind::kPush,
-      [&](Loop& loop, publish::TrainerAgent& agent, std::optional<control::PushReply>& done) {
+      options, place,
+      [&](Timer& end, publish::TrainerAgent& agent, std::optional<control::PushReply>& done) {
         publish::PublishJob job;
         job.open = [directory] { return publish::open_checkpoint_source(directory); };
         job.step = step != 0 ? step : agent.named_step(directory);
@@ -155,7 +221,7 @@ Result<control::PushReply> push_once(
         job.on_done = [&](publish::PublishResult result) {
           done = std::move(result.reply);
           failure = std::move(result.error);
-          end_of(options, loop, agent);
+          end_of(options, end, agent);
         };
         agent.publish(std::move(job));
       });
@@ -163,17 +229,35 @@ Result<control::PushReply> push_once(
   return pushed;
 }
 
+}  // namespace
+
+Result<control::PushReply> push_once(
+    const OneShotOptions& options, const std::string& directory, std::uint64_t step,
+    const std::function<void(const control::Progress&)>& on_progress) {
+  // Opens the checkpoint before the claim, so that an invalid checkpoint changes nothing.
+  (void)WSYNC_TRY(publish::open_checkpoint_source(directory));
+  return push_from(options, WSYNC_TRY(coordinator_place(options, OneShotKind::kPush)), directory,
+                   step, on_progress);
+}
+
+Result<control::PushReply> push_as_trainer(
+    const OneShotOptions& options, const std::string& key, const std::string& directory,
+    std::uint64_t step, const std::function<void(const control::Progress&)>& on_progress) {
+  (void)WSYNC_TRY(publish::open_checkpoint_source(directory));
+  return push_from(options, WSYNC_TRY(trainer_place(options, key)), directory, step, on_progress);
+}
+
 Result<control::RollbackReply> roll_back_once(const OneShotOptions& options, const Version& to) {
   std::optional<Error> failure;
   auto back = run_once<control::RollbackReply>(
-      options, OneShotKind::kRollback,
-      [&](Loop& loop, publish::TrainerAgent& agent, std::optional<control::RollbackReply>& done) {
+      options, WSYNC_TRY(coordinator_place(options, OneShotKind::kRollback)),
+      [&](Timer& end, publish::TrainerAgent& agent, std::optional<control::RollbackReply>& done) {
         agent.roll_back(to, [&](Result<control::RollbackReply> reply) {
           if (reply)
             done = std::move(*reply);
           else
             failure = std::move(reply).error();
-          end_of(options, loop, agent);
+          end_of(options, end, agent);
         });
       });
   if (failure) return fail(*failure);

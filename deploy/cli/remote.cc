@@ -11,6 +11,7 @@
 #include "deploy/cli/one_shot.h"
 #include "deploy/cli/report.h"
 #include "shared/base/format.h"
+#include "shared/base/host.h"
 #include "shared/base/tcp_address.h"
 #include "shared/command/ask.h"
 #include "shared/command/fleet_trace.h"
@@ -35,6 +36,8 @@ constexpr std::chrono::nanoseconds kNoPlainLines{0};
 // For a coordinator that holds the places of the fleet, and does not listen yet.
 constexpr std::chrono::seconds kStartingWait{2};
 constexpr std::chrono::milliseconds kStartingLook{50};
+// For the turn of a push to a coordinator without a trainer, beside others.
+constexpr std::chrono::seconds kTurnWait{30};
 constexpr double kLookS = 1;  // for the status of a fleet that a command waits for
 constexpr double kTimeoutMaxS = config::kDurationMsMax / 1000.0;
 
@@ -45,6 +48,7 @@ struct RemoteOptions : AskOptions {
   std::string version;
   bool json = false;
   bool one_shot = true;
+  bool shared_path = false;
   bool force = false;
   std::string trace;  // empty: none
 };
@@ -150,6 +154,20 @@ Result<std::string> write_once(const CommandTrace& trace,
   return trace.write(*answer);
 }
 
+// This command performs the operation itself. Errors: those of `act`.
+template <class Reply>
+Result<Outcome> act_itself(const RemoteOptions& options, const CommandTrace& trace, bool* is_taken,
+                           const std::function<Result<Reply>(const OneShotOptions&)>& act) {
+  OneShotOptions once{.address = options.address, .timeout_s = options.timeout_s};
+  once.is_taken = is_taken;
+  std::optional<control::TraceAnswer> answer;
+  trace_once(once, answer, trace);
+  const Reply done = WSYNC_TRY(act(once));
+  Outcome outcome = outcome_of(done);
+  add_trace_to(outcome, trace, [&] { return write_once(trace, answer); });
+  return outcome;
+}
+
 // Requests an operation of the coordinator. Without one, this command acts as the coordinator. If
 // one has started at that moment, it is asked after all.
 template <class Reply>
@@ -171,16 +189,8 @@ Result<Outcome> ask_or_act(const RemoteOptions& options, const CommandTrace& tra
                             "; with a key this command does not act as the coordinator, unless "
                             "WSYNC_KEYS names the folder of keys"));
     bool is_taken = false;
-    OneShotOptions once{.address = options.address, .timeout_s = options.timeout_s};
-    once.is_taken = &is_taken;
-    std::optional<control::TraceAnswer> answer;
-    trace_once(once, answer, trace);
-    const Result<Reply> done = act(once);
-    if (!done && is_taken && now() < end) continue;
-    if (!done) return fail(done.error());
-    Outcome outcome = outcome_of(*done);
-    add_trace_to(outcome, trace, [&] { return write_once(trace, answer); });
-    return outcome;
+    Result<Outcome> outcome = act_itself(options, trace, &is_taken, act);
+    if (outcome || !is_taken || now() >= end) return outcome;
   }
 }
 
@@ -206,6 +216,33 @@ void explain_wait(const RemoteOptions& options) {
                                      static_cast<std::int64_t>(options.timeout_s * 1000)))));
 }
 
+// `may_publish` is set to true if the coordinator has no trainer that would read the directory.
+Result<control::PushReply> request_push(
+    const RemoteOptions& options, const std::string& directory,
+    const std::function<void(const control::Progress&)>& on_progress, bool& asked,
+    bool& may_publish) {
+  const auto send = [&](const control::Push& message, const AskMore& more) {
+    return ask<control::PushReply>(
+        options, message, on_progress, &asked, [&options] { explain_wait(options); }, more);
+  };
+  control::Push message{.directory = directory, .step = options.step};
+  if (options.shared_path) return send(message, {});
+  message.host = host_name();
+  message.boot_id = boot_id();
+  bool is_unread = false;
+  Result<control::PushReply> reply =
+      send(message, {.capabilities = bits(control::Capability::kPushOrigin),
+                     .on_error = [&](const control::ErrorReply& error, bool unread) {
+                       is_unread = unread && error.code == ErrorCode::kRefused;
+                       may_publish = error.may_publish;
+                     }});
+  if (reply || !is_unread) return reply;
+  print_line(stderr, fmt::format("wsync push: the coordinator is of an older release, so its "
+                                 "trainer reads {} on the trainer's host",
+                                 directory));
+  return send({.directory = directory, .step = options.step}, {});
+}
+
 Result<Outcome> push(const RemoteOptions& options) {
   const auto trace = CommandTrace::begin(options.trace);
   if (!trace) return fail(trace.error());
@@ -219,16 +256,25 @@ Result<Outcome> push(const RemoteOptions& options) {
   const auto on_progress = [&line](const control::Progress& progress) {
     line.update(phase_text(progress.phase), progress.done_bytes, progress.total_bytes, now());
   };
-  const control::Push message{.directory = directory.string(), .step = options.step};
-  return ask_or_act<control::PushReply>(
-      options, *trace,
-      [&](bool& asked) {
-        return ask<control::PushReply>(options, message, on_progress, &asked,
-                                       [&options] { explain_wait(options); });
-      },
-      [&](const OneShotOptions& once) {
-        return push_once(once, directory.string(), options.step, on_progress);
-      });
+  for (const TimePoint end = now() + kTurnWait;; std::this_thread::sleep_for(kStartingLook)) {
+    bool may_publish = false;
+    Result<Outcome> outcome = ask_or_act<control::PushReply>(
+        options, *trace,
+        [&](bool& asked) {
+          return request_push(options, directory.string(), on_progress, asked, may_publish);
+        },
+        [&](const OneShotOptions& once) {
+          return push_once(once, directory.string(), options.step, on_progress);
+        });
+    if (outcome || !may_publish) return outcome;
+    bool is_taken = false;
+    outcome =
+        act_itself<control::PushReply>(options, *trace, &is_taken, [&](const OneShotOptions& once) {
+          return push_as_trainer(once, options.key, directory.string(), options.step, on_progress);
+        });
+    // Another push or a trainer has come first. It is asked now.
+    if (outcome || !is_taken || now() >= end) return outcome;
+  }
 }
 
 Result<Outcome> roll_back(const RemoteOptions& options) {
@@ -342,7 +388,11 @@ void add_push(CLI::App& app, Context& context) {
        .examples = {"wsync push /models/qwen3-moe", "wsync push /models/step_200 --step 200 --json",
                     "wsync push DIR --coordinator ipc:///run/wsync/control",
                     "wsync push DIR --trace update.json"}});
-  command->add_option("DIR", options->directory, "Hugging Face checkpoint directory")->required();
+  command
+      ->add_option("DIR", options->directory,
+                   "Hugging Face checkpoint directory on this host, which is read here: by the "
+                   "trainer of the fleet, or by this command if the coordinator has none")
+      ->required();
   command
       ->add_option(
           "--step", options->step,
@@ -352,6 +402,9 @@ void add_push(CLI::App& app, Context& context) {
   command->add_flag(
       "!--no-one-shot", options->one_shot,
       "Fail if no coordinator answers, instead of acting as the coordinator for this push");
+  command->add_flag("--shared-path", options->shared_path,
+                    "DIR is on a file system that the host of the trainer has under the same path; "
+                    "the trainer reads it there");
   add_trace_option(*command, *options);
   command->callback([&context, options] {
     options->json = context.options.json;

@@ -28,20 +28,29 @@ CLI::App* add_asking_command(CLI::App& app, Context& context, AskOptions& option
 
 // Sends the request and waits for the reply. Ctrl-C ends the wait with kCancelled. `on_progress`
 // may be empty. `asked`, if given, is set to true once the peer is connected and the request was
-// sent. `on_quiet`, if given, is called once if nothing has come 2 s after that. Errors: kInternal
-// for a reply of another type; otherwise those of control::request().
+// sent. `on_quiet`, if given, is called once if nothing has come 2 s after that. `more` has what
+// only some commands use: `capabilities` of the message, and on_error as in
+// control::RequestOptions. Errors: kInternal for a reply of another type; otherwise those of
+// control::request().
+struct AskMore {
+  control::Capabilities capabilities = 0;
+  std::function<void(const control::ErrorReply& reply, bool unread)> on_error = {};
+};
 template <class Reply>
 Result<Reply> ask(const AskOptions& options, const control::Message& message,
                   const std::function<void(const control::Progress&)>& on_progress = {},
-                  bool* asked = nullptr, std::function<void()> on_quiet = {}) {
+                  bool* asked = nullptr, std::function<void()> on_quiet = {},
+                  const AskMore& more = {}) {
   control::RequestOptions request{.address = options.address, .stop_on_signal = true};
   request.key = WSYNC_TRY(command_key(options.key));
   if (asked != nullptr) request.on_sent = [asked] { *asked = true; };
   request.deadline = std::chrono::milliseconds(static_cast<std::int64_t>(options.timeout_s * 1000));
   request.on_quiet = std::move(on_quiet);
   request.quiet_after = std::chrono::seconds(2);
+  request.on_error = more.on_error;
   request.connect_deadline = std::min(request.connect_deadline, request.deadline);
-  auto decoded = WSYNC_TRY(control::request(request, {}, message, on_progress));
+  auto decoded = WSYNC_TRY(
+      control::request(request, {.capabilities = more.capabilities}, message, on_progress));
   if (auto* reply = std::get_if<Reply>(&decoded.message)) return std::move(*reply);
   return fail(ErrorCode::kInternal,
               fmt::format("{} answered with {}", options.address,

@@ -205,7 +205,7 @@ void bind_publisher(Binder& binder, TrainerConfig& c) {
   binder.duration("deadlines.commit", c.deadlines.commit, kDeadline);
   binder.duration("deadlines.publish", c.deadlines.publish, kDeadline);
   binder.flag("take_over", c.take_over);
-  bind_http(binder, c.http, c.run_dir, "control");
+  bind_http(binder, c.http, c.run_dir, c.coordinator.empty() ? "control" : "trainer");
 }
 
 Result<TrainerConfig> load_trainer(const Sources& sources) {

@@ -35,6 +35,10 @@ enum class Capability : std::uint32_t {
   // Of a sidecar: it answers RelayVersion. Nobody takes a version later from one without it, unless
   // it has received that version as a copy under this coordinator.
   kRelaysHeld = 1U << 5U,
+  // Push::host and boot_id, and ErrorReply::may_publish: without it, the directory of a push is
+  // read
+  // by the trainer wherever it is. A command is told by the coordinator if that lacks it.
+  kPushOrigin = 1U << 6U,
 };
 
 // A set of capabilities, as bits.
@@ -51,6 +55,6 @@ using Capabilities = std::uint32_t;
 inline constexpr Capabilities kCapabilities =
     bits(Capability::kSuspendedOutcomes) | bits(Capability::kPatchValueCost) |
     bits(Capability::kLentArenas) | bits(Capability::kTrainerProcess) |
-    bits(Capability::kRelaysHeld);
+    bits(Capability::kRelaysHeld) | bits(Capability::kPushOrigin);
 
 }  // namespace wsync::control

@@ -3,6 +3,7 @@
 
 #include "shared/base/limits.h"
 #include "shared/base/weight_limits.h"
+#include "shared/control/capability.h"
 #include "shared/control/command_messages.h"
 #include "shared/control/envelope_fields.h"
 
@@ -13,6 +14,10 @@ template <class V, class M>
 void fields(V& v, M& m) {
   v.label("directory", m.directory, limits::kPathBytes);
   v.number("step", m.step);
+  if (v.has(Capability::kPushOrigin)) {
+    v.label("host", m.host, limits::kPeerNameBytes);
+    v.label("boot_id", m.boot_id, limits::kPeerNameBytes);
+  }
 }
 
 template <class V, class M>

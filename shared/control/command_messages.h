@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "shared/base/bytes.h"
@@ -15,8 +16,11 @@ namespace wsync::control {
 
 struct Push {
   static constexpr MessageType kType = MessageType::kPush;
-  std::string directory;   // absolute path, read by the coordinator
+  std::string directory;   // absolute path, read by the trainer
   std::uint64_t step = 0;  // 0 = next free step
+  // Of the process that asks; the directory is one of its host. Empty: one of the trainer's host.
+  std::string host;     // host name, for people
+  std::string boot_id;  // as in Hello
 };
 enum class ProgressPhase : std::uint8_t { kSnapshot, kAnnounce, kStage, kSwitch };
 struct Progress {
@@ -195,6 +199,7 @@ struct Incident {
   std::uint64_t ago_ns = 0;
   std::string text;  // one sentence
 };
+inline constexpr std::string_view kNoTrainer = "no trainer is connected";
 struct StatusReply {
   static constexpr MessageType kType = MessageType::kStatusReply;
   std::string role;  // "coordinator" or "sidecar"
@@ -204,7 +209,9 @@ struct StatusReply {
   bool can_roll_back = false;
   Version rollback_target;
   std::vector<Version> withdrawn;
-  std::string activity;  // "idle", "staging 0.3", ...
+  // "idle", "staging 0.3", ...; ends with kNoTrainer if no trainer is connected to a coordinator
+  // that is a process of its own.
+  std::string activity;
   std::vector<SidecarReport> sidecars;
   UpdateProgress running;  // this and the following: only of coordinators
   UpdateOutcome last;

@@ -123,7 +123,8 @@ struct Envelope {
   std::uint64_t request = 0;  // chosen by the requester; a reply echoes it
   std::string replica;        // empty: not about one replica. At most limits::kReplicaNameBytes
   std::uint32_t rank = 0;     // of that replica
-  // The message has the fields of these, which its receiver has named as its own.
+  // The message has the fields of these, which its receiver has named as its own. A Push has those
+  // of its sender: a receiver that lacks one answers that it cannot read the message.
   Capabilities capabilities = 0;
 };
 

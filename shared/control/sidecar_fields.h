@@ -3,6 +3,7 @@
 
 #include "shared/base/limits.h"
 #include "shared/base/weight_limits.h"
+#include "shared/control/capability.h"
 #include "shared/control/envelope_fields.h"
 #include "shared/control/sidecar_messages.h"
 
@@ -183,6 +184,7 @@ template <class V, class M>
 void fields(V& v, M& m) {
   v.choice("code", m.code, kLastErrorCode);
   v.sentence("message", m.message);
+  if (v.has(Capability::kPushOrigin)) v.flag("may_publish", m.may_publish);
 }
 
 }  // namespace wsync::control

@@ -226,6 +226,8 @@ struct ErrorReply {
   static constexpr MessageType kType = MessageType::kError;
   ErrorCode code = ErrorCode::kInvalidInput;
   std::string message;
+  // Of a Push: no trainer is connected to this coordinator, so who asks may publish to it.
+  bool may_publish = false;
 };
 
 }  // namespace wsync::control

@@ -21,8 +21,10 @@ from schema import validate  # noqa: E402
 
 # Name of a host: its addresses. They exist in its namespace only.
 ADDRESSES = {"trainer0": ("10.0.0.1", "fd00::1"), "engines0": ("10.0.0.2", "fd00::2"), "trainer1": ("10.0.0.3", "fd00::3")}
-# What a process of a host runs under: its own boot id and names.
-ENTER = 'mount --bind "$0" /proc/sys/kernel/random/boot_id && mount --bind "$1" /etc/hosts && shift && exec "$@"'
+# What a process of a host runs under: its own boot id, names, and name.
+ENTER = ('mount --bind "$0" /proc/sys/kernel/random/boot_id && mount --bind "$1" /etc/hosts && hostname "$2" && '
+         'shift 2 && exec "$@"')
+IN_SPACE = ("unshare", "--uts", "sh", "-c", ENTER)
 # Writes every packet of the host's cable to a file, until it is killed.
 SNIFF = """
 import socket, sys
@@ -50,12 +52,12 @@ def why_no_hosts():
         ip("netns", "add", name)
         try:
             ip("-n", name, "link", "add", "cable", "type", "veth", "peer", "name", "other")
-            subprocess.run(["ip", "netns", "exec", name, "sh", "-c", ENTER, "/proc/sys/kernel/random/boot_id", "/etc/hosts", "true"],
+            subprocess.run(["ip", "netns", "exec", name, *IN_SPACE, "/proc/sys/kernel/random/boot_id", "/etc/hosts", "host", "true"],
                            check=True, capture_output=True, text=True)
         finally:
             ip("netns", "del", name)
     except FileNotFoundError:
-        return "the command `ip` (iproute2) is missing"
+        return "the command `ip` (iproute2) or `unshare` (util-linux) is missing"
     except subprocess.CalledProcessError as error:
         return f"{' '.join(error.cmd)}: {error.stderr.strip()}"
     return ""
@@ -125,7 +127,7 @@ class Hosts(Fleet):
     # ---- processes ----
 
     def entered(self, host, *command):
-        return ["ip", "netns", "exec", self.spaces[host], "sh", "-c", ENTER, self.path(f"{host}.boot"), self.names, *command]
+        return ["ip", "netns", "exec", self.spaces[host], *IN_SPACE, self.path(f"{host}.boot"), self.names, host, *command]
 
     def environment_of(self, host):
         home = self.path(host)

@@ -4,6 +4,7 @@ import pathlib
 import re
 import shlex
 import shutil
+import signal
 import sys
 import unittest
 
@@ -64,8 +65,8 @@ class Fleet(Hosts):
         self.event(engine, "attached")
         return engine
 
-    def pushed(self, path):
-        code, answer = self.ask("push", path)
+    def pushed(self, path, *options):
+        code, answer = self.ask("push", path, *options)
         if code != 0:
             raise AssertionError(answer)
         return answer["result"]
@@ -312,7 +313,7 @@ sys.exit(len(said) > 100)  # an alert of TLS is shorter
             fleet.replica(place, "r0", one)
             fleet.joined("s0")
             fleet.says(trainer, "has this trainer")
-            fleet.pushed(one)
+            fleet.pushed(one, "--shared-path")
             fleet.until_ready("1.1", "r0")
             fleet.cut("trainer0")
             _, late = fleet.engines("s1", at="trainer1")
@@ -320,6 +321,71 @@ sys.exit(len(said) > 100)  # an alert of TLS is shorter
             fleet.until_ready("1.1", "r0", "r1")
             self.verified(fleet, "1.1")
             self.assertEqual(fleet.sidecars()["s1"]["transport"], "tls")
+
+    def test_a_directory_of_another_host_than_the_trainers_is_refused(self):
+        with Fleet() as fleet:
+            one = fleet.checkpoint("one", 1)
+            fleet.trainer()
+            _, place = fleet.engines("s0")
+            fleet.replica(place, "r0", one)
+            fleet.joined("s0")
+            fleet.at = "engines0"
+            code, answer = fleet.ask("push", one)
+            self.assertNotEqual(code, 0, answer)
+            self.assertIn(f"{one} is a directory of the host engines0, and the trainer that reads it is on the host trainer0: push on that "
+                          "host, or, if both see the directory under this path, with --shared-path", answer["error"]["message"])
+            fleet.pushed(one, "--shared-path")
+            fleet.until_ready("1.1", "r0")
+            fleet.at = "trainer0"
+            fleet.pushed(one)
+            fleet.until_ready("1.2", "r0")
+
+    def test_a_push_to_a_coordinator_without_a_trainer_sends_the_weights_of_its_host(self):
+        with Fleet() as fleet:
+            one, two = fleet.checkpoint("one", 1), fleet.checkpoint("two", 2)
+            fleet.address = "tcp://trainer1:7000"
+            fleet.on("trainer1", "coordinator", "--set", f"keys={fleet.keys}", "--set", "listen=tcp://10.0.0.3:7000", *BEATS)
+            _, place = fleet.engines("s0")
+            fleet.replica(place, "r0", one)
+            fleet.joined("s0")
+            fleet.at = "trainer0"
+            packets = fleet.sniff()
+            fleet.pushed(one)
+            self.verified(fleet, "1.1")
+            fleet.at = "trainer1"  # the host of the coordinator
+            fleet.pushed(two)
+            self.verified(fleet, "1.2")
+            size = sum(path.stat().st_size for path in pathlib.Path(one).glob("*.safetensors"))
+            fleet.until(lambda: os.path.getsize(packets) > 2 * size, "both weights on the cable")
+            self.assertEqual(self.seen(packets, one) + self.seen(packets, two), 0, "weights have passed readably")
+            fleet.at = "engines0"  # that of the sidecar
+            fleet.pushed(one)
+            self.verified(fleet, "1.3")
+            fleet.local("keys", "add", "reader", "eve", "--keys", fleet.keys, "-o", fleet.path("eve.key"))
+            coordinator = fleet.processes[0]
+            coordinator.send_signal(signal.SIGHUP)
+            fleet.key = fleet.path("eve.key")
+            fleet.until(lambda: fleet.ask("status")[0] == 0, "the key of eve")
+            code, answer = fleet.ask("push", two)
+            self.assertNotEqual(code, 0, answer)
+            self.assertIn("the key of reader eve may not send the message Push", answer["error"]["message"])
+
+    def test_two_hosts_push_at_once_to_a_coordinator_without_a_trainer(self):
+        with Fleet() as fleet:
+            one, two = fleet.checkpoint("one", 1, size="64MiB"), fleet.checkpoint("two", 2, size="64MiB")
+            fleet.address = "tcp://trainer1:7000"
+            fleet.on("trainer1", "coordinator", "--set", f"keys={fleet.keys}", "--set", "listen=tcp://10.0.0.3:7000", *BEATS)
+            _, place = fleet.engines("s0")
+            fleet.replica(place, "r0", one)
+            fleet.joined("s0")
+            pushes = [fleet.on(host, "push", path, "--json", "--coordinator", fleet.address, "--key", fleet.key)
+                      for host, path in (("trainer0", one), ("trainer1", two))]
+            said = [push.communicate(timeout=DEADLINE_S)[0] for push in pushes]
+            codes = [push.returncode for push in pushes]
+            self.assertIn(0, codes, said)
+            if codes != [0, 0]:  # the other one was the trainer when it asked
+                self.assertIn("is a directory of the host", "".join(said))
+            self.verified(fleet, f"1.{codes.count(0)}")
 
     def test_the_commands_of_the_guide(self):
         with Fleet() as fleet:

@@ -1,6 +1,7 @@
 """A coordinator that is a process of its own: it outlives the trainers that publish to it, and they outlive it."""
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import unittest
 from coordinator_fleet import CoordinatorFleet
 from fleet import DEADLINE_S, Fleet
 from fleet_case import FleetCase
+from pages import get
 
 WSYNC = sys.argv.pop()
 
@@ -20,8 +22,8 @@ class Case(FleetCase):
         code, answer = fleet.ask("verify")
         self.assertEqual(code, 0, answer)
 
-    def refused(self, fleet, path):
-        code, answer = fleet.ask("push", path)
+    def refused(self, fleet, path, *options):
+        code, answer = fleet.ask("push", path, *options)
         self.assertNotEqual(code, 0, answer)
         return answer["error"]["message"]
 
@@ -51,7 +53,7 @@ class Trainers(Case):
         with CoordinatorFleet(WSYNC) as fleet:
             coordinator = fleet.coordinate()
             engines = fleet.begin()
-            self.assertIn("no trainer is connected", self.refused(fleet, fleet.weights[0]))
+            self.assertIn("no trainer is connected", self.refused(fleet, fleet.weights[0], "--shared-path"))
             first = fleet.trainer()
             fleet.until_attached()
             self.served(fleet, fleet.weights[0], "1.1")
@@ -60,7 +62,7 @@ class Trainers(Case):
             fleet.until_gone()
             self.assertTrue(any("the trainer (process" in text for text in fleet.incidents()), fleet.incidents())
             self.assertTrue(all(replica["ready"] for replica in fleet.replicas().values()))
-            self.assertIn("no trainer is connected", self.refused(fleet, fleet.weights[2]))
+            self.assertIn("no trainer is connected", self.refused(fleet, fleet.weights[2], "--shared-path"))
             # Nobody is needed to go back.
             code, answer = fleet.ask("rollback")
             self.assertEqual((code, answer["result"]["to"]), (0, "1.1"), answer)
@@ -72,6 +74,35 @@ class Trainers(Case):
             fleet.until_gone()
             self.stopped_whole(fleet, *engines)
             self.ends_well(coordinator)
+
+    def test_its_own_pages(self):
+        with CoordinatorFleet(WSYNC) as fleet:
+            coordinator = fleet.coordinate()
+            fleet.begin()
+            trainer = fleet.trainer()
+            fleet.until_attached()
+            pages = os.path.join(fleet.path("trainer"), "trainer.http")
+
+            def value(name):
+                return float(re.search(rf"^{name}(?:{{.*}})? (\S+)$", get(pages, "/metrics")[1], re.MULTILINE).group(1))
+            self.served(fleet, fleet.weights[0], "1.1")
+            self.assertEqual(get(pages, "/healthz")[0], 200)
+            self.assertEqual(get(pages, "/readyz")[0], 200)
+            self.assertIn('role="trainer"', get(pages, "/metrics")[1])
+            self.assertEqual((value("wsync_trainer_connected"), value("wsync_target_version_step")), (1, 1))
+            self.assertGreater(value("wsync_arena_bytes"), 0)
+            self.assertGreater(value("wsync_wire_bytes_total"), 0)
+            self.assertEqual(value('wsync_updates_total{result="committed"}'), 1)
+            self.assertEqual(get(pages, "/")[0], 404, "the page of the fleet is the coordinator's")
+            self.is_killed(coordinator)
+            fleet.until(lambda: value("wsync_trainer_connected") == 0, "that the loss is seen")
+            status, why = get(pages, "/readyz")
+            self.assertEqual(status, 503)
+            self.assertIn(f"the coordinator at {fleet.address} does not take publishes of this trainer", why)
+            fleet.coordinate()
+            fleet.until(lambda: get(pages, "/readyz")[0] == 200, "the next coordinator")
+            self.ends_well(trainer)
+            self.assertFalse(os.path.exists(pages))
 
     def test_what_it_did_is_in_the_trace_of_the_fleet(self):
         with CoordinatorFleet(WSYNC) as fleet:
@@ -172,6 +203,91 @@ class Trainers(Case):
             code, answer = fleet.ask("verify")
             self.assertEqual(code, 0, answer)
             self.stopped_whole(fleet, *engines)
+
+
+class PushesWithoutATrainer(Case):
+    """A push to a coordinator that has no trainer is its trainer for this version."""
+
+    def test_one_after_the_other_and_then_a_trainer(self):
+        with CoordinatorFleet(WSYNC) as fleet:
+            coordinator = fleet.coordinate()
+            engines = fleet.begin()
+            self.served(fleet, fleet.weights[0], "1.1")
+            self.served(fleet, fleet.weights[1], "1.2")  # the trainer of 1.1 has just left
+            self.assertIn("no trainer is connected", fleet.activity())
+            text = subprocess.run([WSYNC, "status", "--coordinator", fleet.address], capture_output=True, text=True, timeout=DEADLINE_S).stdout
+            self.assertNotIn("NO TRANSPORT", text)
+            code, answer = fleet.ask("rollback")
+            self.assertEqual((code, answer["result"]["to"]), (0, "1.1"), answer)
+            trainer = fleet.trainer()
+            fleet.until_attached()
+            self.served(fleet, fleet.weights[2], "1.3")
+            self.is_killed(trainer)
+            fleet.until_gone()
+            self.served(fleet, fleet.weights[0], "1.4")
+            self.stopped_whole(fleet, *engines)
+            self.ends_well(coordinator)
+
+    def test_its_trace_has_both_sides(self):
+        with CoordinatorFleet(WSYNC) as fleet:
+            fleet.coordinate()
+            fleet.begin()
+            path = os.path.join(fleet.run_dir, "trace.json")
+            code, answer = fleet.ask("push", fleet.weights[0], "--trace", path)
+            self.assertEqual(code, 0, answer)
+            with open(path, encoding="utf-8") as file:
+                told = {event["name"] for event in json.load(file)["traceEvents"] if event["ph"] == "X"}
+            self.assertTrue({"snapshot of 1.1", "announce 1.1", "load of 1.1"} <= told, told)
+
+    def test_many_at_once(self):
+        with CoordinatorFleet(WSYNC) as fleet:
+            coordinator = fleet.coordinate()
+            engines = fleet.begin()
+            pushes = [fleet.pushing(fleet.weights[number % 3]) for number in range(6)]
+            served = []
+            for push in pushes:
+                said, _ = push.communicate(timeout=DEADLINE_S)
+                answer = json.loads(said)
+                if push.returncode == 0:
+                    served.append(answer["result"]["version"])
+                else:  # its version gave way to that of a later one
+                    self.assertRegex(str(answer), "replaces it before its round", "a push has failed beside others")
+            self.assertGreater(len(served), 0)
+            self.assertEqual(len(set(served)), len(served))
+            newest = max(served, key=lambda version: int(version.split(".")[1]))
+            fleet.until_ready(newest, "a", "b")
+            self.assertEqual(fleet.ask("verify")[0], 0)
+            self.stopped_whole(fleet, *engines)
+            self.ends_well(coordinator)
+
+    def test_one_that_is_killed_stopped_or_interrupted_in_its_round(self):
+        with CoordinatorFleet(WSYNC) as fleet:
+            fleet.coordinate()
+            (copies, place) = fleet.sidecar("copies", "--set", "transport=tcp")
+            fleet.engine(place, "a", fleet.weights[0])
+            self.served(fleet, fleet.weights[0], "1.1", "a")
+            for version, number in (("1.2", signal.SIGKILL), ("1.3", signal.SIGINT)):
+                fleet.halt(copies.pid)
+                push = fleet.pushing(fleet.weights[1])
+                fleet.until(lambda version=version: version in fleet.activity(), f"the round of {version}")
+                push.send_signal(number)
+                said = push.communicate(timeout=DEADLINE_S)[0]
+                self.assertEqual(push.returncode, -9 if number == signal.SIGKILL else 130, said)
+                fleet.until_gone()
+                copies.send_signal(signal.SIGCONT)
+                fleet.until(lambda: fleet.replicas().get("a", {}).get("ready"), "that the sidecar is back")
+                self.assertEqual(fleet.replicas()["a"]["version"], "1.1")
+            self.served(fleet, fleet.weights[2], "1.4", "a")
+
+    def test_what_cannot_be_read_changes_nothing(self):
+        with CoordinatorFleet(WSYNC) as fleet:
+            fleet.coordinate()
+            fleet.begin()
+            empty = fleet.path("empty")
+            os.makedirs(empty)
+            self.assertIn(empty, self.refused(fleet, empty))
+            self.assertIn("no trainer is connected", fleet.activity())
+            self.served(fleet, fleet.weights[0], "1.1")
 
 
 class Coordinators(Case):

@@ -6,10 +6,12 @@ it the test is skipped. Nothing is relaxed for it: after each step every replica
 """
 import json
 import os
+import re
+import subprocess
 import sys
 import unittest
 
-from fleet import Fleet
+from fleet import DEADLINE_S, Fleet
 from fleet_case import FleetCase
 
 WSYNC = sys.argv.pop()
@@ -32,6 +34,10 @@ class MixedFleet(Fleet):
             return self.start(*arguments)
         finally:
             self.wsync = own
+
+    def until_listening(self, trainer, arguments):
+        if not any(argument.startswith("coordinator=") for argument in arguments):
+            super().until_listening(trainer, arguments)
 
     def parsed(self, process, line):
         """What another build says has the schema of that build."""
@@ -127,6 +133,34 @@ class Upgrade(FleetCase):
     @unittest.skipUnless(PREVIOUS, "WSYNC_PREVIOUS names no older build")
     def test_back_to_the_older_build(self):
         self.whole(WSYNC, PREVIOUS, *SIDECARS, "trainer")
+
+    def with_a_coordinator(self, coordinator, trainer):
+        """A coordinator that is a process of its own is of another build than its trainer, its sidecars and their engines."""
+        commands = subprocess.run([PREVIOUS, "--help"], capture_output=True, text=True, timeout=DEADLINE_S).stdout
+        if not re.search(r"^ +coordinator\b", commands, re.MULTILINE):
+            self.skipTest("the older build has no coordinator of its own")
+        with MixedFleet() as fleet:
+            fleet.running["coordinator"] = fleet.begin_with(coordinator, "coordinator")
+            fleet.until(lambda: fleet.ask("status")[0] == 0, "the coordinator")
+            fleet.running["trainer"] = fleet.begin_with(trainer, "trainer", "--set", f"coordinator={fleet.address}",
+                                                        "--set", f"run_dir={fleet.path('trainer')}")
+            for name in SIDECARS:
+                fleet.sidecar(name, trainer)
+            for name, sidecar in self.ENGINES.items():
+                fleet.engine(name, sidecar, trainer)
+            fleet.until(lambda: "no trainer" not in fleet.ask("status")[1]["result"]["activity"], "the trainer at the coordinator")
+            self.serves(fleet)
+            self.serves(fleet)
+            self.end(fleet)
+            self.ended(fleet, "coordinator")
+
+    @unittest.skipUnless(PREVIOUS, "WSYNC_PREVIOUS names no older build")
+    def test_an_older_coordinator(self):
+        self.with_a_coordinator(PREVIOUS, WSYNC)
+
+    @unittest.skipUnless(PREVIOUS, "WSYNC_PREVIOUS names no older build")
+    def test_an_older_trainer_of_a_newer_coordinator(self):
+        self.with_a_coordinator(WSYNC, PREVIOUS)
 
     def test_each_process_is_restarted_while_the_fleet_serves(self):
         """As an upgrade to the same build."""

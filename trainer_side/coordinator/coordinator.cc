@@ -711,7 +711,7 @@ control::StatusReply Coordinator::status() const {
   if (const std::vector<std::string> names = awaited(); !names.empty())
     reply.activity += fmt::format("; waits for sidecars of its record: {}", fmt::join(names, ", "));
   if (log_.is_storing()) reply.activity += "; its record is being stored";
-  if (!context_.has_publisher) reply.activity += "; no trainer is connected";
+  if (!context_.has_publisher) reply.activity += fmt::format("; {}", control::kNoTrainer);
   if (const UpdateRound* round = rounds_.round(); round != nullptr)
     reply.activity += fmt::format(" {}{}", round->kind() == RoundKind::kRollback ? "back to " : "",
                                   round->version().to_string()) +

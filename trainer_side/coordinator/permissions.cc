@@ -39,11 +39,11 @@ std::vector<KeyRole> roles_that_send(MessageType type) {
     case MessageType::kPlanReply:
     case MessageType::kForgetReply:
     case MessageType::kRelayReady:
-    case MessageType::kLeave:
       return {KeyRole::kSidecar};
+    case MessageType::kLeave:
     case MessageType::kError:
     case MessageType::kTraceAnswer:
-      return {KeyRole::kSidecar, KeyRole::kPublisher};
+      return {KeyRole::kSidecar, KeyRole::kPublisher, KeyRole::kOperator};
     // Of who looks at the fleet.
     case MessageType::kStatus:
     case MessageType::kTraceQuestion:
@@ -55,8 +55,7 @@ std::vector<KeyRole> roles_that_send(MessageType type) {
       return {KeyRole::kPublisher, KeyRole::kOperator};
     case MessageType::kCancel:
     case MessageType::kPlan:
-      return {KeyRole::kPublisher, KeyRole::kOperator};
-    // Of a trainer of another process.
+    // Of a trainer of another process. A push to a coordinator without a trainer is one.
     case MessageType::kPublisherHello:
     case MessageType::kRoundRequest:
     case MessageType::kSnapshotEnd:
@@ -65,7 +64,7 @@ std::vector<KeyRole> roles_that_send(MessageType type) {
     case MessageType::kProgress:
     case MessageType::kPushReply:
     case MessageType::kCancelReply:
-      return {KeyRole::kPublisher};
+      return {KeyRole::kPublisher, KeyRole::kOperator};
     // Of who operates the fleet.
     case MessageType::kRollback:
     case MessageType::kPromote:

@@ -105,9 +105,27 @@ void RoundMetrics::rolled_back(const control::RollbackReply& reply) {
   (reply.ok ? rollbacks_done_ : reply.partial ? rollbacks_partial_ : rollbacks_failed_).add();
 }
 
+std::vector<metrics::Reading> publish_readings(const PublishFacts& publish) {
+  std::vector<metrics::Reading> readings;
+  const auto add = [&](const metrics::Definition& what, double value) {
+    readings.push_back({.what = &what, .value = value, .labels = {}});
+  };
+  add(metrics::kQueueDepth, static_cast<double>(publish.queued));
+  add(metrics::kArenaBytes, static_cast<double>(publish.arena_bytes));
+  add(metrics::kWireBytes, static_cast<double>(publish.wire_bytes));
+  add(metrics::kDataRefusals, static_cast<double>(publish.refused_connections));
+  if (publish.directory) {
+    add(metrics::kDirectoryEpoch, publish.directory->written.epoch);
+    add(metrics::kDirectoryStep, static_cast<double>(publish.directory->written.step));
+    add(metrics::kDirectoryBehind, static_cast<double>(publish.directory->behind));
+    add(metrics::kDirectoryFailures, static_cast<double>(publish.directory->failures));
+  }
+  return readings;
+}
+
 std::vector<metrics::Reading> fleet_readings(const Coordinator& coordinator,
                                              const PublishFacts& publish) {
-  std::vector<metrics::Reading> readings;
+  std::vector<metrics::Reading> readings = publish_readings(publish);
   const auto add = [&](const metrics::Definition& what, double value,
                        std::vector<std::string> labels = {}) {
     readings.push_back({.what = &what, .value = value, .labels = std::move(labels)});
@@ -123,16 +141,6 @@ std::vector<metrics::Reading> fleet_readings(const Coordinator& coordinator,
   add(metrics::kFenceEpoch, static_cast<double>(coordinator.fence().epoch));
   add(metrics::kCanaryWaiting, coordinator.canary_waiting());
   add(metrics::kDroppedMessages, static_cast<double>(coordinator.dropped()));
-  add(metrics::kQueueDepth, static_cast<double>(publish.queued));
-  add(metrics::kArenaBytes, static_cast<double>(publish.arena_bytes));
-  add(metrics::kWireBytes, static_cast<double>(publish.wire_bytes));
-  add(metrics::kDataRefusals, static_cast<double>(publish.refused_connections));
-  if (publish.directory) {
-    add(metrics::kDirectoryEpoch, publish.directory->written.epoch);
-    add(metrics::kDirectoryStep, static_cast<double>(publish.directory->written.step));
-    add(metrics::kDirectoryBehind, static_cast<double>(publish.directory->behind));
-    add(metrics::kDirectoryFailures, static_cast<double>(publish.directory->failures));
-  }
   for (const CoordinatorPhase phase : kCoordinatorPhases)
     add(metrics::kPhase, coordinator.phase() == phase ? 1 : 0, {std::string(phase_name(phase))});
   return readings;

@@ -71,6 +71,9 @@ struct PublishFacts {
   std::uint32_t min_replicas = 1;
   std::optional<DirectoryFacts> directory;  // if decided versions are written to a folder
 };
+// Those of the publishing side alone.
+[[nodiscard]] std::vector<metrics::Reading> publish_readings(const PublishFacts& publish);
+// Those of the fleet, and of the publishing side.
 [[nodiscard]] std::vector<metrics::Reading> fleet_readings(const Coordinator& coordinator,
                                                            const PublishFacts& publish);
 

@@ -472,7 +472,8 @@ void CoordinatorAgent::handle_message(const std::string& peer, control::Envelope
     reply(peer, request, std::move(reply_message));
   };
   if (const auto* push = std::get_if<control::Push>(&message)) {
-    log_info("push of {} requested", push->directory);
+    log_info("push of {} requested{}", push->directory,
+             push->host.empty() ? "" : " by a command on " + push->host);
     callbacks_.on_push(peer, envelope.request, *push);
   } else if (const auto* rollback = std::get_if<control::Rollback>(&message)) {
     roll_back(rollback->to, [answer](Result<control::RollbackReply> back) {
@@ -533,6 +534,9 @@ void CoordinatorAgent::reply(const std::string& peer, std::uint64_t request,
   control::Envelope envelope;
   envelope.fence = coordinator_.fence();
   envelope.request = request;
+  // Only who has named this capability is told of it.
+  if (const auto* error = std::get_if<control::ErrorReply>(&message); error && error->may_publish)
+    envelope.capabilities = bits(control::Capability::kPushOrigin);
   Result<> sent = router_->send(peer, envelope, message);
   if (!sent && sent.error().code() == ErrorCode::kInvalidInput) {
     // The reply cannot be encoded. Notify the requester, so that it does not wait for the deadline.

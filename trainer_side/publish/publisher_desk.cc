@@ -10,6 +10,7 @@
 #include "shared/config/limits.h"
 #include "shared/control/codec.h"
 #include "shared/transport/pair_key.h"
+#include "trainer_side/publish/push_origin.h"
 
 namespace wsync::publish {
 namespace {
@@ -109,6 +110,8 @@ bool PublisherDesk::handle(const std::string& peer, const control::Envelope& env
                           .cancelled = end->cancelled});
   } else if (const auto* replaced = std::get_if<control::RoundReplaced>(&message)) {
     agent_->replace_waiting(replaced->version, replaced->by);
+  } else if (std::holds_alternative<control::Leave>(message)) {
+    handle_leave();
   } else if (const auto* given_up = std::get_if<control::RoundGivenUp>(&message)) {
     (void)agent_->cancel(given_up->version, given_up->why);
   } else if (auto* reply = std::get_if<control::CancelReply>(&message)) {
@@ -262,41 +265,71 @@ void PublisherDesk::handle_lost(const std::string& peer, const Error& why) {
     grace_.start(kPublisherGrace);
 }
 
+void PublisherDesk::handle_leave() {
+  const std::string who = trainer_->text();
+  log_info("the trainer ({}) has left", who);
+  // What it has begun may be decided.
+  const bool has_begun = std::ranges::any_of(
+      rounds_, [&](const auto& entry) { return entry.second.process == trainer_->process; });
+  refuse_questions(fmt::format("the trainer ({}) has left", who), !has_begun);
+  forget_trainer(fmt::format("the trainer ({}) has left", who));
+}
+
 void PublisherDesk::drop(const std::string& why) {
+  log_warning("{}; it is not waited for any longer", why);
+  forget_trainer(why);
+}
+
+void PublisherDesk::forget_trainer(const std::string& why) {
   grace_.stop();
   refuse_questions(why);
   trainer_.reset();
   last_facts_.reset();
-  log_warning("{}; it is not waited for any longer", why);
   agent_->lose_publisher(why);
   unsent_ends_.clear();
 }
 
-void PublisherDesk::refuse_questions(const std::string& why) {
+void PublisherDesk::refuse_questions(const std::string& why, bool may_publish) {
   for (const auto& [number, asked] : std::exchange(pushes_, {}))
     agent_->reply(asked.peer, asked.request,
-                  control::ErrorReply{.code = ErrorCode::kPeerLost, .message = why});
+                  control::ErrorReply{.code = ErrorCode::kPeerLost,
+                                      .message = why,
+                                      .may_publish = may_publish && asked.may_publish});
   for (auto& [number, answer] : std::exchange(cancels_, {})) answer({.reason = why});
 }
 
 // ---- requests of operators ----
 
+control::ErrorReply PublisherDesk::no_trainer() const {
+  return {
+      .code = ErrorCode::kNotFound,
+      .message = fmt::format(
+          "no trainer is connected to this coordinator, and the weights of a push are read by "
+          "one: start it with `wsync trainer --set coordinator={}` on the host of the directory",
+          agent_->address())};
+}
+
 void PublisherDesk::push(const std::string& peer, std::uint64_t request,
                          const control::Push& what) {
-  if (!trainer_ || !trainer_->is_connected)
-    return agent_->reply(
-        peer, request,
-        control::ErrorReply{.code = ErrorCode::kNotFound,
-                            .message = fmt::format(
-                                "no trainer is connected to this coordinator, and the weights of "
-                                "a push are read by one: start it with `wsync trainer --set "
-                                "coordinator={}` on the host of the directory",
-                                agent_->address())});
+  const bool may_publish = !what.boot_id.empty();
+  const auto refuse = [&](control::ErrorReply why) {
+    why.may_publish = may_publish && why.code != ErrorCode::kRefused;
+    agent_->reply(peer, request, std::move(why));
+  };
+  if (!trainer_ || !trainer_->is_connected) return refuse(no_trainer());
+  if (const auto why = why_not_read_here(what, trainer_->host, trainer_->boot_id))
+    return refuse({.code = ErrorCode::kRefused, .message = *why});
   const std::uint64_t number = next_question_++;
-  pushes_[number] = {.peer = peer, .request = request};
-  if (const Result<> sent = agent_->send(trainer_->peer, number, what); !sent)
-    answered(number, control::ErrorReply{.code = sent.error().code(),
-                                         .message = "the trainer: " + sent.error().message()});
+  pushes_[number] = {.peer = peer, .request = request, .may_publish = may_publish};
+  const Result<> sent = agent_->send(trainer_->peer, number,
+                                     control::Push{.directory = what.directory, .step = what.step});
+  if (sent) return;
+  pushes_.erase(number);
+  // A connection that is gone, of which this side has not heard yet.
+  if (sent.error().code() == ErrorCode::kPeerLost) return refuse(no_trainer());
+  agent_->reply(peer, request,
+                control::ErrorReply{.code = sent.error().code(),
+                                    .message = "the trainer: " + sent.error().message()});
 }
 
 void PublisherDesk::cancel(const Version& version,

@@ -62,6 +62,7 @@ class PublisherDesk {
   struct Asked {
     std::string peer;
     std::uint64_t request = 0;
+    bool may_publish = false;  // it can publish itself, and knows of it
   };
 
   // Returns whether the message was for this desk.
@@ -79,11 +80,16 @@ class PublisherDesk {
   void handle_request(control::RoundRequest& request);
   void answered(std::uint64_t number, control::Message message);
   void handle_lost(const std::string& peer, const Error& why);
-  // The trainer is gone for good, for this reason.
+  // The trainer has ended in order.
+  void handle_leave();
+  // The trainer is lost for good, for this reason.
   void drop(const std::string& why);
-  void refuse_questions(const std::string& why);
+  void forget_trainer(const std::string& why);
+  // `may_publish`: what was asked of it has not begun.
+  void refuse_questions(const std::string& why, bool may_publish = false);
 
   void push(const std::string& peer, std::uint64_t request, const control::Push& push);
+  [[nodiscard]] control::ErrorReply no_trainer() const;
   void cancel(const Version& version, std::function<void(control::CancelReply)> answer);
   void enter_phase(const coordinator::PhaseEntered& phase);
   // Tells the trainer how its round ended, now or when it is connected again.

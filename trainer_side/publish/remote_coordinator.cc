@@ -11,6 +11,8 @@
 #include "shared/control/codec.h"
 #include "shared/control/keys/key_file.h"
 #include "shared/control/zmq/ports.h"
+#include "shared/observe/metrics/catalog.h"
+#include "trainer_side/coordinator/round_metrics.h"
 #include "trainer_side/coordinator/version_names.h"
 #include "trainer_side/publish/fleet_trace.h"
 
@@ -37,11 +39,12 @@ std::uint64_t random_process() {
 Result<control::KeyFile> publisher_key(const config::TrainerConfig& config) {
   auto key = control::load_key_file(config.publisher_key);
   if (!key) return fail(key.error().with_context("publisher_key"));
-  if (key->owner.role == control::KeyRole::kPublisher) return key;
+  const control::KeyRole role = key->owner.role;
+  if (role == control::KeyRole::kPublisher || role == control::KeyRole::kOperator) return key;
   return fail(
       ErrorCode::kInvalidInput,
-      fmt::format("publisher_key: {}: expected the key of a publisher, found that of {}: make one "
-                  "with `wsync keys add publisher NAME`",
+      fmt::format("publisher_key: {}: expected the key of a publisher or an operator, found that "
+                  "of {}: make one with `wsync keys add publisher NAME`",
                   config.publisher_key, key->owner.text()));
 }
 
@@ -66,14 +69,49 @@ RemoteCoordinator::RemoteCoordinator(Loop& loop, const config::TrainerConfig& co
       recorder_(config.trace_file, config.trace_spans),
       timer_(loop, [this] { look(); }) {}
 
-RemoteCoordinator::~RemoteCoordinator() { recorder_.write_trace(); }
+RemoteCoordinator::~RemoteCoordinator() {
+  pages_.reset();
+  if (dealer_ && is_attached_) send(control::Leave{});  // so that nobody waits for it to come back
+  recorder_.write_trace();
+}
 
 Result<> RemoteCoordinator::open(std::vector<control::TransportAddress> transports,
                                  const std::optional<transport::PairSecret>& secret) {
   transports_ = std::move(transports);
   if (secret) secret_.assign(secret->begin(), secret->end());
+  WSYNC_TRY(open_pages());
   WSYNC_TRY(connect());
   timer_.start_repeating(kLook);
+  return {};
+}
+
+Result<> RemoteCoordinator::open_pages() {
+  if (config_.http.address.empty()) return {};
+  metrics::StatusFacts facts;
+  facts.readings = [this] {
+    auto readings = coordinator::publish_readings(callbacks_.publish_facts());
+    const auto add = [&](const metrics::Definition& what, double value) {
+      readings.push_back({.what = &what, .value = value, .labels = {}});
+    };
+    add(metrics::kTrainerConnected, is_attached_ ? 1 : 0);
+    add(metrics::kTargetEpoch, facts_.target.epoch);
+    add(metrics::kTargetStep, static_cast<double>(facts_.target.step));
+    add(metrics::kFenceEpoch, static_cast<double>(fence_.epoch));
+    return readings;
+  };
+  facts.readiness = [this]() -> metrics::Readiness {
+    if (is_attached_ && facts_.stopped.empty()) return {.ready = true, .reason = {}};
+    return {.ready = false,
+            .reason = fmt::format("{} does not take publishes of this trainer: {}", where(),
+                                  is_attached_ ? facts_.stopped : why_detached_)};
+  };
+  pages_ = WSYNC_TRY(metrics::StatusPages::create(loop_,
+                                                  {.address = config_.http.address,
+                                                   .take_over = config_.take_over,
+                                                   .role = "trainer",
+                                                   .token = config_.http.token,
+                                                   .open = config_.http.open_paths()},
+                                                  recorder_.metrics(), std::move(facts)));
   return {};
 }
 

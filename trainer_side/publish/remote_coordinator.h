@@ -3,6 +3,9 @@
 // of the fleet for the decisions of the PublishQueue. What is old by the time of a request is
 // judged by the coordinator once more.
 //
+// It serves the pages of the trainer: its metrics, and whether it is connected. The fleet is shown
+// by those of the coordinator.
+//
 // A connection that breaks loses nothing: after it, both sides compare which rounds are open and
 // which versions are served (PublisherHello). A round that the coordinator does not know any more
 // is lost: its publish is held if it is kept, and fails otherwise.
@@ -24,6 +27,7 @@
 #include "shared/control/port.h"
 #include "shared/loop/loop.h"
 #include "shared/loop/timer.h"
+#include "shared/observe/metrics/status_pages.h"
 #include "trainer_side/publish/coordinator_agent.h"
 #include "trainer_side/publish/coordinator_link.h"
 
@@ -87,6 +91,7 @@ class RemoteCoordinator final : public CoordinatorLink {
   RemoteCoordinator(Loop& loop, const config::TrainerConfig& config,
                     std::optional<control::KeyFile> key, CoordinatorAgentCallbacks callbacks);
   [[nodiscard]] Result<> connect();
+  [[nodiscard]] Result<> open_pages();
   void say_hello();
   void look();
   void detach(const Error& why);
@@ -107,6 +112,7 @@ class RemoteCoordinator final : public CoordinatorLink {
   const std::uint64_t process_;                // random bits
   CoordinatorAgentCallbacks callbacks_;
   UpdateRecorder recorder_;
+  std::unique_ptr<metrics::StatusPages> pages_;  // null: http.address is none
   std::vector<control::TransportAddress> transports_;
   Bytes secret_;
   std::unique_ptr<control::DealerPort> dealer_;

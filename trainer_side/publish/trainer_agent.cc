@@ -5,12 +5,14 @@
 #include <variant>
 
 #include "shared/base/format.h"
+#include "shared/base/host.h"
 #include "shared/base/log.h"
 #include "shared/base/unix_socket.h"
 #include "shared/config/trainer_config.h"
 #include "shared/transport/limits.h"
 #include "trainer_side/publish/checkpoint_source.h"
 #include "trainer_side/publish/directory_watch.h"
+#include "trainer_side/publish/push_origin.h"
 #include "trainer_side/publish/remote_coordinator.h"
 
 namespace wsync::publish {
@@ -155,6 +157,9 @@ void TrainerAgent::handle_push(const std::string& peer, std::uint64_t request,
     return coordinator_->reply(
         peer, request,
         control::ErrorReply{.code = may.error().code(), .message = may.error().message()});
+  if (const auto why = why_not_read_here(push, host_name(), boot_id()))
+    return coordinator_->reply(peer, request,
+                               control::ErrorReply{.code = ErrorCode::kRefused, .message = *why});
   PublishJob job;
   job.open = [directory = push.directory] { return open_checkpoint_source(directory); };
   job.step = push.step != 0 ? push.step : named_step(push.directory);

@@ -106,6 +106,8 @@ class TrainerAgent {
   // is called before this returns; for a snapshot, when the current read of the source has
   // returned.
   [[nodiscard]] control::CancelReply cancel(const Version& version);
+  // Whether a publish that this agent has taken has not ended.
+  [[nodiscard]] bool has_jobs() const noexcept { return !jobs_.empty(); }
   // Shows a sentence in the incidents of `wsync status`.
   void report_incident(const std::string& text);
   // As CoordinatorLink::collect_trace().

@@ -139,6 +139,7 @@ Result<Decoded> request(const RequestOptions& options, Envelope envelope, const 
       quiet.stop();
       if (on_progress) on_progress(*progress);
     } else if (const auto* error = std::get_if<ErrorReply>(&body)) {
+      if (options.on_error) options.on_error(*error, unread);
       end(fail(error->code, error->message));
     } else if (!std::holds_alternative<Heartbeat>(body)) {
       end(Decoded{.envelope = std::move(reply), .message = std::move(body)});

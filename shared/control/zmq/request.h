@@ -34,6 +34,9 @@ struct RequestOptions {
   // be empty.
   std::function<void()> on_quiet = {};
   std::chrono::milliseconds quiet_after{};
+  // Called with the ErrorReply that becomes the Error. `unread`: the peer could not read the
+  // request and is of another release. May be empty.
+  std::function<void(const ErrorReply& reply, bool unread)> on_error = {};
 };
 
 // Connects, sends `message` and waits for the reply that echoes its request number (chosen here if

@@ -183,6 +183,13 @@ inline constexpr Definition kCoordinatorConnected{
     .kind = Kind::kGauge,
     .help = "1 while this sidecar has joined a coordinator"};
 
+// ---- trainer whose coordinator is another process ----
+
+inline constexpr Definition kTrainerConnected{
+    .name = "wsync_trainer_connected",
+    .kind = Kind::kGauge,
+    .help = "1 while this trainer may publish to its coordinator, which is another process"};
+
 // ---- coordinator ----
 
 inline constexpr Definition kUpdates{.name = "wsync_updates_total",
@@ -269,19 +276,30 @@ inline constexpr Definition kStartTime{
     .help = "Start time of the process since unix epoch in seconds"};
 
 // All metrics above.
-inline constexpr std::array kCatalog = {
-    &kBuildInfo,       &kUpdateStageSeconds, &kUpdateBytes,   &kFailures,
-    &kTargetEpoch,     &kTargetStep,         &kFenceEpoch,    &kArenaBytes,
-    &kDroppedMessages, &kKeyRefusals,        &kPageRefusals,  &kDataRefusals,
-    &kLoopLongest,     &kLoopSlowCallbacks,  &kReplicaEpoch,  &kReplicaStep,
-    &kReplicaReady,    &kReplicaState,       &kReplicaRanks,  &kReplicaRanksExpected,
-    &kStaleness,       &kPausedSeconds,      &kSwitches,      &kLoads,
-    &kPatchFallbacks,  &kCopiesChanged,      &kScrubs,        &kScrubSeconds,
-    &kStagedBytes,     &kCopiedBytes,        &kVersionsHeld,  &kCoordinatorConnected,
-    &kUpdates,         &kRollbacks,          &kCanaryWaiting, &kQueueDepth,
-    &kPhase,           &kSidecars,           &kReplicas,      &kReplicasReady,
-    &kReplicasCurrent, &kReplicasRequired,   &kWireBytes,     &kResidentMemory,
-    &kVirtualMemory,   &kCpuSeconds,         &kOpenFds,       &kMaxFds,
-    &kStartTime};
+inline constexpr std::array kCatalog = {&kBuildInfo,        &kUpdateStageSeconds,
+                                        &kUpdateBytes,      &kFailures,
+                                        &kTargetEpoch,      &kTargetStep,
+                                        &kFenceEpoch,       &kArenaBytes,
+                                        &kDroppedMessages,  &kKeyRefusals,
+                                        &kPageRefusals,     &kDataRefusals,
+                                        &kLoopLongest,      &kLoopSlowCallbacks,
+                                        &kReplicaEpoch,     &kReplicaStep,
+                                        &kReplicaReady,     &kReplicaState,
+                                        &kReplicaRanks,     &kReplicaRanksExpected,
+                                        &kStaleness,        &kPausedSeconds,
+                                        &kSwitches,         &kLoads,
+                                        &kPatchFallbacks,   &kCopiesChanged,
+                                        &kScrubs,           &kScrubSeconds,
+                                        &kStagedBytes,      &kCopiedBytes,
+                                        &kVersionsHeld,     &kCoordinatorConnected,
+                                        &kTrainerConnected, &kUpdates,
+                                        &kRollbacks,        &kCanaryWaiting,
+                                        &kQueueDepth,       &kPhase,
+                                        &kSidecars,         &kReplicas,
+                                        &kReplicasReady,    &kReplicasCurrent,
+                                        &kReplicasRequired, &kWireBytes,
+                                        &kResidentMemory,   &kVirtualMemory,
+                                        &kCpuSeconds,       &kOpenFds,
+                                        &kMaxFds,           &kStartTime};
 
 }  // namespace wsync::metrics

@@ -158,11 +158,13 @@ json copy_json(const control::CopyReport& copy) {
           {"travelled_bytes", copy.travelled_bytes}};
 }
 
-std::string sidecar_text(const control::SidecarReport& s, const std::string& note) {
+std::string sidecar_text(const control::SidecarReport& s, const std::string& note,
+                         bool has_trainer) {
   std::string text =
       fmt::format("sidecar {} (pid {} on {}): {}; staged {}", s.name, s.pid, s.host,
                   s.connected ? "connected" : "NOT CONNECTED", version_list_text(s.staged));
-  if (s.connected && s.transport.empty()) text += "; NO TRANSPORT in common with the trainer";
+  if (s.connected && s.transport.empty() && has_trainer)
+    text += "; NO TRANSPORT in common with the trainer";
   if (s.staged_bytes > 0)
     text += fmt::format("; {} of the next version", trace::format_bytes(s.staged_bytes));
   if (const control::CopyReport& copy = s.last_copy; !copy.base.none())
@@ -434,7 +436,8 @@ std::string to_text(const control::StatusReply& reply, const SidecarNote& note) 
     text += "weights go to other hosts without encryption (data_security: trusted_network)\n";
   if (const std::string running = to_text(reply.running); !running.empty()) text += running + "\n";
   for (const control::SidecarReport& s : reply.sidecars)
-    text += sidecar_text(s, note ? note(s) : std::string());
+    text += sidecar_text(s, note ? note(s) : std::string(),
+                         !reply.activity.ends_with(control::kNoTrainer));
   if (reply.sidecars.empty()) text += "no sidecar has connected\n";
   if (const std::string last = to_text(reply.last); !last.empty()) text += last + "\n";
   // The line of the last update has said its incident.

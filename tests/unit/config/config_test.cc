@@ -164,6 +164,7 @@ TEST(Config, PagesAreASocketBelowTheRunDirUnlessTheyAreElsewhereOrNowhere) {
   };
   EXPECT_EQ(trainer("run_dir: /run/w\n"), "ipc:///run/w/control.http");
   EXPECT_EQ(trainer("run_dir: /run/w\nhttp: {address: auto}\n"), "ipc:///run/w/control.http");
+  EXPECT_EQ(trainer("run_dir: /run/w\ncoordinator: ipc:///run/c\n"), "ipc:///run/w/trainer.http");
   EXPECT_EQ(
       sidecar_error("http: {address: tcp://0.0.0.0:9190}"),
       "s.yaml:1: http.address: 'tcp://0.0.0.0:9190' can be reached from other hosts, whose "

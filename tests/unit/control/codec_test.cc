@@ -290,7 +290,7 @@ TEST(Codec, BytesOfACancelAndOfAStatusAreFixed) {
 
 TEST(Codec, SecretsOfDataConnectionsAreAtTheEndOfTheirMessages) {
   const std::string hello = payload(Hello{.relay_secret = {std::byte{0xab}, std::byte{0xcd}}});
-  EXPECT_TRUE(hello.ends_with("02000000abcd3b000000")) << hello;
+  EXPECT_TRUE(hello.ends_with("02000000abcd7b000000")) << hello;
   const std::string stage = payload(Stage{.key = {std::byte{0xab}}});
   EXPECT_TRUE(stage.ends_with("01000000ab")) << stage;
   EXPECT_TRUE(payload(Stage{}).ends_with("00000000"));
@@ -333,7 +333,7 @@ TEST(Codec, BytesOfALoadByPatchAreFixed) {
             "0900000000000000");
   const std::string hello = payload(
       EngineHello{.gpu = "", .takes_patches = true, .not_scrubbed = "x", .has_controller = true});
-  EXPECT_EQ(hello.substr(hello.size() - 30), "00000000010100000078013b000000");
+  EXPECT_EQ(hello.substr(hello.size() - 30), "00000000010100000078017b000000");
   const std::string beat =
       payload(Heartbeat{.replicas = {{.turn = ReplicaTurn::kHeld,
                                       .last_load = LoadKind::kPatch,
@@ -528,6 +528,22 @@ TEST(Capabilities, BytesOfASuspendedOutcomeAreFixed) {
   EXPECT_EQ(bytes[76], std::byte{kCapabilities}) << "the header names the capabilities";
   EXPECT_EQ(bytes.back(), std::byte{1});
   EXPECT_EQ(encode({}, Switched{.outcomes = {{}}}).value().size(), bytes.size() - 1);
+}
+
+TEST(Capabilities, BytesOfWhereAPushComesFromAreFixed) {
+  const Capabilities origin = bits(Capability::kPushOrigin);
+  const Push push{.directory = "/m", .step = 1, .host = "h", .boot_id = "b"};
+  const Bytes with = encode({.capabilities = origin}, push).value();
+  const Bytes without = encode({}, push).value();
+  ASSERT_EQ(with.size(), without.size() + 10) << "two lengths and two letters";
+  EXPECT_EQ(with.back(), std::byte{'b'});
+  EXPECT_EQ(std::get<Push>(decode(with).value().message).host, "h");
+  EXPECT_TRUE(std::get<Push>(decode(without).value().message).boot_id.empty());
+  const ErrorReply error{.code = ErrorCode::kNotFound, .message = "x", .may_publish = true};
+  EXPECT_TRUE(
+      std::get<ErrorReply>(decode(encode({.capabilities = origin}, error).value()).value().message)
+          .may_publish);
+  EXPECT_FALSE(std::get<ErrorReply>(decode(encode({}, error).value()).value().message).may_publish);
 }
 
 TEST(Capabilities, BytesOfWhatASidecarThatMapsReportsAreFixed) {

@@ -46,10 +46,13 @@ TEST(Permissions, EachRoleMaySendTheseMessagesAndNoOther) {
   EXPECT_EQ(allowed_for(KeyRole::kPublisher),
             (std::set{kHeartbeat, kStatus, kTraceQuestion, kPush, kCancel, kPlan, kPublisherHello,
                       kRoundRequest, kSnapshotEnd, kRoundReplaced, kRoundGivenUp, kProgress,
-                      kPushReply, kCancelReply, kTraceAnswer, kError}));
+                      kPushReply, kCancelReply, kTraceAnswer, kError, kLeave}));
   EXPECT_EQ(allowed_for(KeyRole::kOperator),
-            (std::set{kHeartbeat, kStatus, kTraceQuestion, kPush, kCancel, kPlan, kRollback,
-                      kPromote, kVerify, kForget}));
+            (std::set{kHeartbeat,    kStatus,         kTraceQuestion, kPush,        kCancel,
+                      kPlan,         kPublisherHello, kRoundRequest,  kSnapshotEnd, kRoundReplaced,
+                      kRoundGivenUp, kProgress,       kPushReply,     kCancelReply, kTraceAnswer,
+                      kError,        kLeave,          kRollback,      kPromote,     kVerify,
+                      kForget}));
   EXPECT_EQ(
       allowed_for(KeyRole::kSidecar),
       (std::set{kHeartbeat, kHello, kAccept, kRefuse, kStaged, kDecided, kSwitched, kVerifyReply,
