@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "deploy/cli/own_address.h"
+#include "deploy/cli/own_run_dir.h"
 #include "shared/base/digest.h"
 #include "shared/base/format.h"
 #include "shared/base/liveness.h"
@@ -42,8 +43,10 @@ struct Place {
   config::TrainerConfig config;
   std::string lock_holder;  // who others are told has the locks
   std::chrono::milliseconds ready_wait{};
-  std::function<Error()> not_ready;          // after that wait, if nobody has complained
-  std::chrono::milliseconds settling{};      // from the start until the operation may begin
+  // After that wait, if nobody has complained. `why`: what it waits for, as far as that is known.
+  std::function<Error(const std::string& why)> not_ready;
+  std::chrono::milliseconds settling{};  // from the start until the operation may begin
+  std::optional<OwnRunDir> own_run_dir = {};
   std::function<Error(const Error&)> taken;  // another process has the place; empty: cannot be
 };
 
@@ -90,7 +93,7 @@ Result<Place> coordinator_place(const OneShotOptions& options, OneShotKind kind)
   Place place{.config = WSYNC_TRY(one_shot_config(options, kind))};
   place.lock_holder = kind == OneShotKind::kPush ? "wsync push" : "wsync rollback";
   place.ready_wait = kSidecarWait;
-  place.not_ready = [address = options.address] {
+  place.not_ready = [address = options.address](const std::string& /*why*/) {
     return Error(
         ErrorCode::kPeerLost,
         fmt::format("no coordinator answered and no sidecar connected at {} within {} s; "
@@ -116,9 +119,8 @@ Result<Place> trainer_place(const OneShotOptions& options, const std::string& ke
       "coordinator=" + options.address, "keys=", "follow_directory=", "http.address=none",
       "publisher_key=" + (key.empty() ? key : std::filesystem::absolute(key).string())};
   if (!environment.contains("WSYNC_DATA_ADDRESS")) {
-    // Any of several coordinators may lead, and all are reached by the same network.
-    const auto own =
-        WSYNC_TRY(own_address_towards(std::string(split_addresses(options.address).front())));
+    // Any of several coordinators may lead. All are taken to be reached by one network.
+    const auto own = WSYNC_TRY(own_address_towards(options.address));
     if (!own.empty()) set.push_back("data_address=" + TcpAddress{.host = own}.to_string());
   }
   Place place{.config = WSYNC_TRY(config::parse_trainer("", "wsync push",
@@ -126,13 +128,15 @@ Result<Place> trainer_place(const OneShotOptions& options, const std::string& ke
   place.config.deadlines.publish =
       std::chrono::milliseconds(static_cast<std::int64_t>(options.timeout_s * 1000));
   place.config.watch = false;
+  place.own_run_dir.emplace(WSYNC_TRY(OwnRunDir::create(place.config.run_dir)));
+  place.config.run_dir = place.own_run_dir->path();
   place.lock_holder = "wsync push";
   place.ready_wait = kTrainerWait;
-  place.not_ready = [address = options.address] {
-    return Error(ErrorCode::kPeerLost,
-                 fmt::format("the coordinator at {} has not taken this push as its trainer within "
-                             "{} s; see `wsync status`",
-                             address, kTrainerWait.count() / 1000));
+  place.not_ready = [address = options.address](const std::string& why) {
+    return Error(
+        ErrorCode::kPeerLost,
+        fmt::format("the coordinator at {} could not take this push within {} s: {}", address,
+                    kTrainerWait.count() / 1000, why.empty() ? "see `wsync status`" : why));
   };
   return place;
 }
@@ -158,7 +162,7 @@ Result<T> run_once(
     if (agent->complaint() && options.is_taken != nullptr && !place.config.coordinator.empty())
       *options.is_taken = true;
     stop_with(agent->complaint() ? Error(ErrorCode::kRefused, *agent->complaint())
-                                 : place.not_ready());
+                                 : place.not_ready(agent->why_not_ready().value_or("")));
   });
   Timer deadline(*loop, [&] {
     stop_with(Error(

@@ -35,9 +35,7 @@ std::optional<std::string> own_address_of(const addrinfo& target) {
   return host.data();
 }
 
-}  // namespace
-
-Result<std::string> own_address_towards(const std::string& address) {
+Result<std::string> own_address_towards_one(const std::string& address) {
   if (address.starts_with("ipc://")) return std::string();
   const TcpAddress target = WSYNC_TRY(parse_tcp_address(address));
   addrinfo hints{};
@@ -60,6 +58,15 @@ Result<std::string> own_address_towards(const std::string& address) {
   }
   return fail(ErrorCode::kIo, fmt::format("{}: this host has no way to '{}': {}", address,
                                           target.host, std::strerror(why)));
+}
+
+}  // namespace
+
+Result<std::string> own_address_towards(const std::string& addresses) {
+  Result<std::string> own = fail(ErrorCode::kInvalidInput, "an address is missing");
+  for (const std::string_view address : split_addresses(addresses))
+    if (own = own_address_towards_one(std::string(address)); own) return own;
+  return own;
 }
 
 }  // namespace wsync::cli

@@ -7,10 +7,11 @@
 
 namespace wsync::cli {
 
-// The numeric address that this host has on its way to `address`, tcp://HOST:PORT. Sends nothing.
-// Empty if the way does not leave this host, and for ipc://. Errors: kInvalidInput for another
-// form, kNotFound for a name without an address, kIo if there is no way. Thread: any; looks the
-// name up, so it may take seconds.
-[[nodiscard]] Result<std::string> own_address_towards(const std::string& address);
+// The numeric address that this host has on its way to the first of `addresses` that it has a way
+// to: tcp://HOST:PORT, or several with commas between them. Sends nothing. Empty if the way does
+// not leave this host, and for ipc://. Errors, of the last address: kInvalidInput for another form,
+// kNotFound for a name without an address, kIo if there is no way. Thread: any; looks names up, so
+// it may take seconds.
+[[nodiscard]] Result<std::string> own_address_towards(const std::string& addresses);
 
 }  // namespace wsync::cli

@@ -106,6 +106,10 @@ class TrainerAgent {
   // is called before this returns; for a snapshot, when the current read of the source has
   // returned.
   [[nodiscard]] control::CancelReply cancel(const Version& version);
+  // Why no version can be named now; std::nullopt: one can.
+  [[nodiscard]] std::optional<std::string> why_not_ready() const {
+    return coordinator_->why_not_ready();
+  }
   // Whether a publish that this agent has taken has not ended.
   [[nodiscard]] bool has_jobs() const noexcept { return !jobs_.empty(); }
   // Shows a sentence in the incidents of `wsync status`.

@@ -25,6 +25,10 @@ TEST(OwnAddress, ANameThatLeadsNowhereIsNamed) {
                         "address: "));
 }
 
+TEST(OwnAddress, OfSeveralTheFirstThatIsReachedCounts) {
+  EXPECT_EQ(own_address_towards("tcp://no-such-host.invalid:1, tcp://127.0.0.1:1").value(), "");
+}
+
 TEST(OwnAddress, AnotherFormIsRefused) {
   for (const std::string address : {"", "host:7000", "tcp://host"})
     EXPECT_EQ(own_address_towards(address).error().code(), ErrorCode::kInvalidInput) << address;

@@ -1,0 +1,59 @@
+#include "deploy/cli/own_run_dir.h"
+
+#include <filesystem>
+#include <random>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include "shared/base/format.h"
+#include "shared/config/role.h"
+
+namespace wsync::cli {
+namespace {
+
+constexpr std::string_view kPrefix = "push-";
+constexpr std::string_view kLock = "/lock";
+
+// The process that had the lock of such a folder has ended.
+void remove_left_over(const std::string& run_dir) {
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(run_dir, ignored)) {
+    const std::string path = entry.path().string();
+    if (!entry.path().filename().string().starts_with(kPrefix)) continue;
+    // One without a lock is being made.
+    if (!std::filesystem::exists(path + std::string(kLock), ignored)) continue;
+    if (const auto lock = LockFile::acquire(path + std::string(kLock)); lock)
+      std::filesystem::remove_all(path, ignored);
+  }
+}
+
+}  // namespace
+
+Result<OwnRunDir> OwnRunDir::create(const std::string& run_dir) {
+  WSYNC_TRY(make_private_directory(run_dir));
+  remove_left_over(run_dir);
+  std::string path = fmt::format("{}/{}{:08x}", run_dir, kPrefix, std::random_device()());
+  if (path.size() > config::kRunDirBytesMax)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("run_dir: {} has {} bytes, at most {} allowed: set WSYNC_RUN_DIR to a "
+                            "shorter path",
+                            path, path.size(), config::kRunDirBytesMax));
+  WSYNC_TRY(make_private_directory(path));
+  auto lock = LockFile::acquire(path + std::string(kLock), {}, LockFile::Naming::kIfRoom);
+  if (!lock) return fail(lock.error());
+  return OwnRunDir(std::move(path), std::move(*lock));
+}
+
+OwnRunDir::OwnRunDir(OwnRunDir&& other) noexcept
+    : path_(std::exchange(other.path_, {})), lock_(std::move(other.lock_)) {
+  other.lock_.reset();
+}
+
+OwnRunDir::~OwnRunDir() {
+  if (path_.empty()) return;
+  std::error_code ignored;
+  std::filesystem::remove_all(path_, ignored);
+}
+
+}  // namespace wsync::cli
