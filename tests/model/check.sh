@@ -31,6 +31,7 @@ one="-DNREP=1 -DNCO=1"
 late="-DNREP=2 -DCOARSE -DLATE"   # sidecars whose Hello comes late
 copies="-DIN_PLACE"              # the copies of one sidecar
 lent="-DLENT_ARENA"               # the arena of a trainer and two sidecars
+hop="-DHOP"                       # a trainer and a coordinator of another process
 hosts="-DRESTART -DNHOST=2"       # one coordinator after the other, on two hosts with a record each
 runs="
 two_replicas         | clean     | -DNREP=2 -DNF=1 -DNCO=1 -DMAXSTEP=1
@@ -98,6 +99,12 @@ in_place_three_held  | clean     | $copies -DNF=1 -DMAXV=4 -DNROLL=2 -DNHELD=3
 in_place_one_arena   | clean     | $copies -DNF=1 -DMAXV=4 -DNROLL=2 -DNARENA=1 -DNO_CANARY
 lent_arena           | clean     | $lent -DNF=1
 lent_arena_faults    | clean     | $lent -DNF=3 -DTURNS=4
+hop                  | clean     | $hop -DNF=3
+hop_two_rollbacks    | clean     | $hop -DNF=2 -DNROLL=2 -DNREQ=6
+BUG_HOP_TAKEN_BACK   | back      | $hop -DNF=2
+BUG_HOP_ONE_NUMBER   | answered  | $hop -DNF=2
+BUG_HOP_KEEP_OLDER   | newest    | $hop -DNF=2
+BUG_HOP_NOT_COMPARED | rest      | $hop -DNF=1
 BUG_LENT_NO_LOCK     | whole     | $lent -DNF=1
 BUG_LEND_READ        | whole     | $lent -DNF=1
 BUG_TAKE_ANY         | whole     | $lent -DNF=1
@@ -122,6 +129,8 @@ WITNESS_SERVED       | reached   | -DNREP=2 -DNF=1 -DNCO=1 -DMAXSTEP=1
 WITNESS_REFUSED      | reached   | $one -DNF=1 -DMAXSTEP=2
 WITNESS_FAILED       | reached   | $one -DNF=1 -DMAXSTEP=2 -DLOAD_FAILS
 WITNESS_ROLLED       | reached   | $one -DNF=1 -DMAXSTEP=2
+WITNESS_HELD         | reached   | $hop -DNF=2
+WITNESS_BY_RECORD    | reached   | $hop -DNF=2
 WITNESS_BACK         | reached   | $copies -DNF=1
 WITNESS_LENT_BACK    | reached   | $lent -DNF=1
 WITNESS_TORN         | reached   | $lent -DNF=1
@@ -156,8 +165,12 @@ export here work
 # The property that an expression of the model states, from the text in which SPIN reports that it failed.
 property_of() {
   case $1 in
-    *"!(back)"*|*"!(torn_used)"*|*"!(given_up)"*|*"!(beside)"*) echo reached ;;
+    *"!(held_once)"*|*"!(ended_by_record)"*|*"!(back)"*|*"!(torn_used)"*|*"!(given_up)"*|*"!(beside)"*) echo reached ;;
     *"(mem[la[s]]==lv[s])"*|*all_whole*) echo whole ;;
+    *"taken_back["*) echo back ;;
+    *"(target==9)"*) echo newest ;;
+    *"was_decided["*) echo answered ;;
+    *"tr[0]"*) echo rest ;;
     *"hangs["*|*"off[goal]"*) echo rest ;;
     *"(b!=deciding)"*) echo decided ;;
     *"(mem[at[b]]==b)"*|*"(mem[la[r]]==lv[r])"*|*"(mem[ra]==rv)"*) echo whole ;;
@@ -199,6 +212,7 @@ check_one() {
     *-DTHREE_RANKS*) model=three_ranks.pml ;;
     *-DIN_PLACE*) model=in_place.pml ;;
     *-DLENT_ARENA*) model=lent_arena.pml ;;
+    *-DHOP*) model=hop.pml ;;
   esac
   mkdir "$work/$name" && cd "$work/$name" || return 1
   # shellcheck disable=SC2086  # the flags are words

@@ -205,8 +205,42 @@ class Trainers(Case):
             self.stopped_whole(fleet, *engines)
 
 
+class Withdrawn(Case):
+    def test_a_trainer_that_was_away_hears_that_its_version_was_taken_back(self):
+        """It keeps its publish until it hears how that ended. The coordinator that knew it has ended before."""
+        with CoordinatorFleet(WSYNC) as fleet:
+            first = fleet.coordinate()
+            _, maps = fleet.sidecar("maps")
+            engine = fleet.engine(maps, "a", fleet.weights[0])
+            self.served(fleet, fleet.weights[0], "1.1", "a")
+            fleet.halt(engine.pid)  # the round goes on after its decision
+            trainer = fleet.trainer("--checkpoint", fleet.weights[1])
+
+            def target():
+                code, answer = fleet.ask("status")
+                return answer["result"]["target"] if code == 0 else ""
+            fleet.until(lambda: target() == "1.2", "the decision")
+            fleet.halt(trainer.pid)
+            self.is_killed(first)
+            fleet.coordinate()
+            engine.send_signal(signal.SIGCONT)
+            fleet.until_ready("1.2", "a")
+            code, answer = fleet.ask("rollback", "--to", "1.1")
+            self.assertEqual((code, answer["result"]["to"]), (0, "1.1"), answer)
+            fleet.until_ready("1.1", "a")
+            trainer.send_signal(signal.SIGCONT)
+            told = "1.2 was decided, and taken back by a rollback"
+            fleet.until(lambda: told in fleet.log_text(trainer) or "publish again" in fleet.log_text(trainer), "that the trainer hears of it")
+            self.assertNotIn("publish again", fleet.log_text(trainer), "what was taken back is to be published again")
+            self.assertEqual(target(), "1.1")
+            self.served(fleet, fleet.weights[2], "2.3", "a")
+
+
 class PushesWithoutATrainer(Case):
     """A push to a coordinator that has no trainer is its trainer for this version."""
+
+    def left_nothing(self, fleet):
+        self.assertEqual([name for name in os.listdir(fleet.run_dir) if name.startswith("push-")], [])
 
     def test_one_after_the_other_and_then_a_trainer(self):
         with CoordinatorFleet(WSYNC) as fleet:
@@ -225,6 +259,7 @@ class PushesWithoutATrainer(Case):
             self.is_killed(trainer)
             fleet.until_gone()
             self.served(fleet, fleet.weights[0], "1.4")
+            self.left_nothing(fleet)
             self.stopped_whole(fleet, *engines)
             self.ends_well(coordinator)
 
@@ -278,6 +313,17 @@ class PushesWithoutATrainer(Case):
                 fleet.until(lambda: fleet.replicas().get("a", {}).get("ready"), "that the sidecar is back")
                 self.assertEqual(fleet.replicas()["a"]["version"], "1.1")
             self.served(fleet, fleet.weights[2], "1.4", "a")
+            self.left_nothing(fleet)
+
+    def test_before_any_sidecar_has_joined(self):
+        with CoordinatorFleet(WSYNC) as fleet:
+            fleet.coordinate()
+            why = self.refused(fleet, fleet.weights[0])
+            self.assertIn(f"the coordinator at {fleet.address} could not take this push within 10 s: 0 of at least 1 sidecars have joined", why)
+            self.left_nothing(fleet)
+            engines = fleet.begin()
+            self.served(fleet, fleet.weights[0], "1.1")
+            self.stopped_whole(fleet, *engines)
 
     def test_what_cannot_be_read_changes_nothing(self):
         with CoordinatorFleet(WSYNC) as fleet:
@@ -396,7 +442,7 @@ class Keys(Case):
             wrong = os.path.join(keys, "issued", "sidecar.s0.key")
             refused = fleet.trainer("--set", f"publisher_key={wrong}", name="refused")
             self.assertNotEqual(refused.wait(DEADLINE_S), 0)
-            self.assertIn("expected the key of a publisher, found that of sidecar s0", fleet.log_text(refused))
+            self.assertIn("expected the key of a publisher or an operator, found that of sidecar s0", fleet.log_text(refused))
             trainer = fleet.trainer("--set", f"publisher_key={own}")
             fleet.until(lambda: "has this trainer" in fleet.log_text(trainer), "the trainer at the coordinator")
             self.ends_well(trainer)

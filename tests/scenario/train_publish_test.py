@@ -6,7 +6,7 @@ import signal
 import sys
 import unittest
 
-from fleet import short
+from fleet import DEADLINE_S, short
 from publishing import PublishCase, PublishingFleet
 from training import TINY
 
@@ -56,6 +56,26 @@ class Publish(PublishCase):
             alone = fleet.trained(values)
             self.assertEqual([step["loss"] for step in published["steps"]], [step["loss"] for step in alone["steps"]])
             fleet.ends_untorn(*engines)
+
+    def test_to_a_coordinator_that_is_killed_in_the_middle(self):
+        with PublishingFleet(WSYNC) as fleet:
+            values = TINY | {"steps": 80, "publish.coordinator": fleet.address, "publish.run_dir": fleet.path("trainer")}
+            coordinator = fleet.start("coordinator")
+            engines = fleet.with_engines(values, "a", "b")
+            run = fleet.publishing(values | {"save.directory": fleet.path("saved")})
+            fleet.until(lambda: fleet.replicas().get("a", {}).get("version") not in (None, "0.0"), "the first version")
+            coordinator.kill()
+            coordinator.wait()
+            coordinator = fleet.start("coordinator")
+            result = self.ended(run)
+            last = result["publishes"][-1]
+            self.assertEqual((last["state"], last["step"], last["replicas"]), ("committed", 80, 2), result["publishing"])
+            epochs = {publish["version"].split(".")[0] for publish in result["publishes"] if publish["state"] == "committed"}
+            self.assertEqual(epochs, {"1", "2"}, "it was not killed in the middle")
+            fleet.until_ready(last["version"], "a", "b")
+            fleet.ends_untorn(*engines)
+            coordinator.terminate()
+            self.assertEqual(coordinator.wait(DEADLINE_S), 0)
 
     def test_the_newest_version_is_in_a_folder_at_the_end(self):
         with PublishingFleet(WSYNC) as fleet:

@@ -1,12 +1,14 @@
 #include "trainer_side/publish/publisher_desk.h"
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "shared/base/format.h"
 #include "shared/base/host.h"
 #include "shared/base/log.h"
+#include "shared/base/planted.h"
 #include "shared/config/limits.h"
 #include "shared/control/codec.h"
 #include "shared/transport/pair_key.h"
@@ -14,6 +16,13 @@
 
 namespace wsync::publish {
 namespace {
+
+control::RoundEnd decided_end(const control::OpenRound& open, std::string_view how) {
+  return {.request = open.request,
+          .reply = {.reason = fmt::format("{} was decided, and {}", open.version.to_string(), how),
+                    .version = open.version,
+                    .switch_ns = 1}};
+}
 
 // A step of the coordinator changes little, and with many sidecars there are thousands a second.
 constexpr std::chrono::milliseconds kFactsPause{20};
@@ -192,15 +201,8 @@ void PublisherDesk::compare(const control::PublisherHello& hello) {
         notify(control::RoundPhase{.request = open.request, .phase = *round->second.phase});
     } else if (auto end = unsent_ends_.extract(open.request); !end.empty()) {
       notify(end.mapped());
-    } else if (open.version == agent_->target()) {
-      notify(control::RoundEnd{
-          .request = open.request,
-          .reply = {.reason = fmt::format(
-                        "{} was decided, and this coordinator has lost what it knew of its round: "
-                        "`wsync status` shows who serves it",
-                        open.version.to_string()),
-                    .version = open.version,
-                    .switch_ns = 1}});
+    } else if (const auto how = how_decided(open.version)) {
+      notify(decided_end(open, *how));
     } else {
       notify(control::RoundLoss{.request = open.request,
                                 .version = open.version,
@@ -208,10 +210,24 @@ void PublisherDesk::compare(const control::PublisherHello& hello) {
                                           "or the request was lost with a connection"});
     }
   }
+  unsent_ends_.clear();  // nobody waits for what is left
   // Its trainer waits for these no longer.
   for (const std::uint64_t number : unlisted)
     if (const auto round = rounds_.find(number); round != rounds_.end())
       (void)agent_->cancel(round->second.version, "given up by its trainer");
+}
+
+// Of a version whose round this coordinator does not know: std::nullopt if it was not decided, as
+// far as the record says.
+std::optional<std::string> PublisherDesk::how_decided(const Version& version) const {
+  if (version == agent_->target())
+    return "this coordinator has lost what it knew of its round: `wsync status` shows who serves "
+           "it";
+  const std::vector<Version>& withdrawn = agent_->machine().record().withdrawn;
+  if (std::ranges::find(withdrawn, version) != withdrawn.end() &&
+      !planted("withdrawn_round_is_lost"))
+    return "taken back by a rollback";  // of a lost one, the trainer says: publish again
+  return std::nullopt;
 }
 
 void PublisherDesk::handle_request(control::RoundRequest& request) {
@@ -219,6 +235,9 @@ void PublisherDesk::handle_request(control::RoundRequest& request) {
     return entry.second.process == trainer_->process && entry.second.request == request.request;
   });
   if (is_repeated) return;
+  // Its trainer has taken the round for lost.
+  if (const auto how = how_decided(request.version))
+    return notify(decided_end({.request = request.request, .version = request.version}, *how));
   const std::uint64_t number = agent_->recorder().next_request();
   rounds_[number] = {
       .process = trainer_->process, .request = request.request, .version = request.version};

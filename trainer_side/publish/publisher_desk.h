@@ -77,6 +77,7 @@ class PublisherDesk {
   void ask_for_hello(const std::string& peer);
   // Compares what the trainer has said with what this side knows.
   void compare(const control::PublisherHello& hello);
+  [[nodiscard]] std::optional<std::string> how_decided(const Version& version) const;
   void handle_request(control::RoundRequest& request);
   void answered(std::uint64_t number, control::Message message);
   void handle_lost(const std::string& peer, const Error& why);

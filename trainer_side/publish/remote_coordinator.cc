@@ -157,7 +157,7 @@ void RemoteCoordinator::say_hello() {
                                 .versions = {versions_.begin(), versions_.end()},
                                 .take_over = config_.take_over};
   for (const auto& [request, round] : rounds_)
-    hello.rounds.push_back({.request = request, .version = round.version});
+    hello.rounds.push_back({.request = round.number, .version = round.version});
   send(hello);
 }
 
@@ -305,9 +305,14 @@ void RemoteCoordinator::handle_error(const control::Envelope& envelope,
   refusal_ = error.message;
 }
 
+std::optional<std::uint64_t> RemoteCoordinator::request_of(std::uint64_t number) const {
+  for (const auto& [request, round] : rounds_)
+    if (round.number == number) return request;
+  return std::nullopt;
+}
+
 void RemoteCoordinator::handle_phase(const control::RoundPhase& phase) {
-  const auto found = rounds_.find(phase.request);
-  if (found != rounds_.end()) enter(phase.request, phase.phase);
+  if (const auto request = request_of(phase.request)) enter(*request, phase.phase);
 }
 
 // Phases that were entered while the connection was broken are entered now.
@@ -324,26 +329,26 @@ void RemoteCoordinator::enter(std::uint64_t request, ProgressPhase phase) {
 }
 
 void RemoteCoordinator::handle_end(const control::RoundEnd& end) {
-  if (!rounds_.contains(end.request)) return;  // said twice
-  if (end.reply.switch_ns != 0) enter(end.request, ProgressPhase::kSwitch);
-  end_round(end.request, {.request = end.request,
-                          .superseded = end.superseded,
-                          .cancelled = end.cancelled,
-                          .reply = end.reply});
+  const auto request = request_of(end.request);
+  if (!request) return;  // said twice
+  if (end.reply.switch_ns != 0) enter(*request, ProgressPhase::kSwitch);
+  end_round(*request, {.request = *request,
+                       .superseded = end.superseded,
+                       .cancelled = end.cancelled,
+                       .reply = end.reply});
 }
 
 void RemoteCoordinator::handle_loss(const control::RoundLoss& loss) {
-  const auto found = rounds_.find(loss.request);
-  if (found == rounds_.end()) return;
-  const Round round = found->second;
+  const auto request = request_of(loss.request);
+  if (!request) return;
+  const Round round = rounds_.at(*request);
   if (!round.is_kept)
-    return end_round(loss.request, {.request = loss.request,
-                                    .reply = {.reason = loss.reason, .version = round.version}});
-  rounds_.erase(found);
+    return end_round(*request, {.request = *request,
+                                .reply = {.reason = loss.reason, .version = round.version}});
+  rounds_.erase(*request);
   recorder_.round_lost(
-      loss.request, loss.reason + "; it is kept, and published again when that is possible", now());
-  callbacks_.on_round_lost(
-      {.request = loss.request, .version = round.version, .reason = loss.reason});
+      *request, loss.reason + "; it is kept, and published again when that is possible", now());
+  callbacks_.on_round_lost({.request = *request, .version = round.version, .reason = loss.reason});
 }
 
 void RemoteCoordinator::end_round(std::uint64_t request, coordinator::RoundDone done) {
@@ -355,7 +360,8 @@ void RemoteCoordinator::end_round(std::uint64_t request, coordinator::RoundDone 
 // ---- CoordinatorLink ----
 
 void RemoteCoordinator::request_round(coordinator::PublishRequested publish) {
-  control::RoundRequest request{.request = publish.request,
+  const std::uint64_t number = next_round_++;
+  control::RoundRequest request{.request = number,
                                 .version = publish.version,
                                 .layout_digest = publish.layout_digest,
                                 .content_digest = publish.content_digest,
@@ -371,8 +377,10 @@ void RemoteCoordinator::request_round(coordinator::PublishRequested publish) {
         std::chrono::duration_cast<std::chrono::milliseconds>(*publish.deadline - now());
     request.deadline_ms = static_cast<std::uint64_t>(std::max<std::int64_t>(rest.count(), 1));
   }
-  rounds_[publish.request] = {
-      .version = publish.version, .is_kept = publish.is_kept, .deadline = publish.deadline};
+  rounds_[publish.request] = {.number = number,
+                              .version = publish.version,
+                              .is_kept = publish.is_kept,
+                              .deadline = publish.deadline};
   versions_.insert(publish.version);
   send(std::move(request));
 }

@@ -81,6 +81,9 @@ class RemoteCoordinator final : public CoordinatorLink {
  private:
   // A round that was requested and has not ended.
   struct Round {
+    // At the coordinator. Each request has its own, also that for another round of the same
+    // publish: a Hello that is said again is answered again, perhaps after that request.
+    std::uint64_t number = 0;
     Version version;
     bool is_kept = false;
     std::optional<TimePoint> deadline;
@@ -98,6 +101,8 @@ class RemoteCoordinator final : public CoordinatorLink {
   void handle(const control::Envelope& envelope, control::Message message);
   void handle_facts(const control::Envelope& envelope, control::FleetFacts facts);
   void handle_error(const control::Envelope& envelope, const control::ErrorReply& error);
+  // The publish whose round has this number at the coordinator; std::nullopt if none awaits it.
+  [[nodiscard]] std::optional<std::uint64_t> request_of(std::uint64_t number) const;
   void handle_phase(const control::RoundPhase& phase);
   void enter(std::uint64_t request, control::ProgressPhase phase);
   void handle_end(const control::RoundEnd& end);
@@ -127,8 +132,9 @@ class RemoteCoordinator final : public CoordinatorLink {
   control::Fence fence_;
   control::FleetFacts facts_;
   control::StatusReply status_;
-  std::map<std::uint64_t, Round> rounds_;  // by request
-  std::set<Version> versions_;             // that sidecars may ask for
+  std::map<std::uint64_t, Round> rounds_;  // by the request of the publish
+  std::uint64_t next_round_ = 1;
+  std::set<Version> versions_;  // that sidecars may ask for
   std::uint64_t next_question_ = 1;
   std::map<std::uint64_t, std::function<void(Result<control::RollbackReply>)>> rollbacks_;
   std::map<std::uint64_t, std::function<void(control::TraceAnswer)>> traces_;

@@ -94,8 +94,7 @@ std::tuple<Failure, bool> PolledEngine::begin_poll(std::optional<Clock::time_poi
   bool goes_on = false;
   {
     const std::lock_guard lock(mutex_);
-    goes_on =
-        is_polling_ && poller_ == std::this_thread::get_id() && !(call_ && is_taken_);
+    goes_on = is_polling_ && poller_ == std::this_thread::get_id() && !(call_ && is_taken_);
     if (is_polling_ && !goes_on)
       return {Failure{WSYNC_BUSY,
                       "another thread polls this replica, or one of its callbacks "
@@ -136,7 +135,8 @@ void PolledEngine::end_poll_early() {
 PolledEngine::Next PolledEngine::next_call() {
   if (!is_here()) return {.has_ended = true, .failure = is_forked(), .call = std::nullopt};
   std::unique_lock lock(mutex_);
-  if (!is_polling_ || poller_ != std::this_thread::get_id()) return {.has_ended = true, .failure = {}, .call = std::nullopt};
+  if (!is_polling_ || poller_ != std::this_thread::get_id())
+    return {.has_ended = true, .failure = {}, .call = std::nullopt};
   changed_.wait_for(lock, kSlice,
                     [&] { return has_polled_ || is_closing_ || (call_ && !is_taken_); });
   if (call_ && !is_taken_ && !is_closing_) {
