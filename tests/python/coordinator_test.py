@@ -136,9 +136,9 @@ with wsync.Publisher(settings=json.loads(sys.argv[1]), rank=1, world_size=2) as 
         with self.publisher(**{"directory.publish": folder}) as trainer:
             self.served(trainer, 1)
             self.served(trainer, 2)
-            found = next(wsync.directory.follow(folder, poll=0.01, timeout=DEADLINE_S))
-            self.assertEqual(str(found.version), "1.2")
-            equal(self, found.tensors, weights_of(2))
+        found = next(wsync.directory.follow(folder, poll=0.01, timeout=DEADLINE_S))  # the newest one at the end
+        self.assertEqual(str(found.version), "1.2")
+        equal(self, found.tensors, weights_of(2))
 
 
 if __name__ == "__main__":
