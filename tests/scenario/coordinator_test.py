@@ -230,8 +230,9 @@ class Withdrawn(Case):
             fleet.until_ready("1.1", "a")
             trainer.send_signal(signal.SIGCONT)
             told = "1.2 was decided, and taken back by a rollback"
-            fleet.until(lambda: told in fleet.log_text(trainer) or "publish again" in fleet.log_text(trainer), "that the trainer hears of it")
-            self.assertNotIn("publish again", fleet.log_text(trainer), "what was taken back is to be published again")
+            lost = "the coordinator does not know it"
+            fleet.until(lambda: told in fleet.log_text(trainer) or lost in fleet.log_text(trainer), "that the trainer hears of it")
+            self.assertNotIn(lost, fleet.log_text(trainer), "what was taken back is called lost")
             self.assertEqual(target(), "1.1")
             self.served(fleet, fleet.weights[2], "2.3", "a")
 
