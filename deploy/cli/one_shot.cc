@@ -33,7 +33,7 @@ constexpr std::chrono::milliseconds kSidecarWait{2'000};
 // How long a coordinator may refuse this command as its trainer. The trainer before it may have
 // ended just now, and has some seconds to come back.
 constexpr std::chrono::milliseconds kTrainerWait{10'000};
-
+// How often it is looked whether what others have asked meanwhile has ended.
 constexpr std::chrono::milliseconds kIdleLook{5};
 
 enum class OneShotKind : std::uint8_t { kPush, kRollback };
