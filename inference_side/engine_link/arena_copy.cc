@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <latch>
+#include <memory>
 
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
@@ -72,13 +73,14 @@ Result<> ArenaCopy::notify_complete(const OnGroup& on_group) {
 
 Result<> ArenaCopy::run(ThreadPool* helpers, TimePoint deadline, const OnGroup& on_group) {
   const unsigned helping = helpers == nullptr ? 0 : helpers->size();
-  std::latch idle(helping);
+  // Shared, because the last helper may still be inside count_down() when wait() returns.
+  const auto idle = std::make_shared<std::latch>(helping);
   for (unsigned i = 0; i < helping; ++i)
-    helpers->post([this, &idle] {
+    helpers->post([this, idle] {
       reload::CopyScratch scratch;
       while (copy_run(scratch)) {
       }
-      idle.count_down();
+      idle->count_down();
     });
   reload::CopyScratch scratch;
   Result<> outcome;
@@ -90,10 +92,10 @@ Result<> ArenaCopy::run(ThreadPool* helpers, TimePoint deadline, const OnGroup& 
           fmt::format("the deadline passed during the copy of bucket {}",
                       plan_.groups()[std::min(next_group_, plan_.groups().size() - 1)].bucket));
   }
-  // The helpers write to the rank's memory and use this object and the latch, so wait for them even
-  // after an error.
+  // The helpers write to the rank's memory and use this object, so wait for them even after an
+  // error.
   if (!outcome) ended_ = true;
-  idle.wait();
+  idle->wait();
   return outcome ? notify_complete(on_group) : outcome;
 }
 

@@ -5,7 +5,6 @@
 #include <future>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <latch>
 #include <map>
 #include <random>
 
@@ -366,14 +365,14 @@ TEST_F(ServedVersionsTest, WhoAsksForTheOlderOneWaitsIfTheNewerOneIsWithdrawnMea
   serve(2);
   publish(1, 0);
   publish(2, 1);
-  std::latch busy(1);
+  std::promise<void> end;
   served_->make_complete(name(2));
   served_->make_complete(name(1));
   served_->withdraw(name(2), "it was taken back");
-  ASSERT_TRUE(worker_->submit([&] { busy.wait(); }, [] {}));
+  ASSERT_TRUE(worker_->submit([ended = end.get_future().share()] { ended.wait(); }));
   Fetch& older = fetch(1);
   run_for(std::chrono::milliseconds(200));
-  busy.count_down();
+  end.set_value();
   expect_comes(older);
   ASSERT_TRUE(run_until([&] { return is_in_arena(1); }));
 }
