@@ -28,21 +28,30 @@ void remove_left_over(const std::string& run_dir) {
   }
 }
 
+// Another command, in remove_left_over(), found the lock file between our open() and our flock().
+// It holds the lock, or it has removed the folder already. Nobody else knows the name.
+bool is_taken_for_left_over(const std::string& path, const Error& error) {
+  std::error_code ignored;
+  return error.code() == ErrorCode::kBusy || !std::filesystem::exists(path, ignored);
+}
+
 }  // namespace
 
 Result<OwnRunDir> OwnRunDir::create(const std::string& run_dir) {
   WSYNC_TRY(make_private_directory(run_dir));
   remove_left_over(run_dir);
-  std::string path = fmt::format("{}/{}{:08x}", run_dir, kPrefix, std::random_device()());
-  if (path.size() > config::kRunDirBytesMax)
-    return fail(ErrorCode::kInvalidInput,
-                fmt::format("run_dir: {} has {} bytes, at most {} allowed: set WSYNC_RUN_DIR to a "
-                            "shorter path",
-                            path, path.size(), config::kRunDirBytesMax));
-  WSYNC_TRY(make_private_directory(path));
-  auto lock = LockFile::acquire(path + std::string(kLock), {}, LockFile::Naming::kIfRoom);
-  if (!lock) return fail(lock.error());
-  return OwnRunDir(std::move(path), std::move(*lock));
+  for (;;) {
+    std::string path = fmt::format("{}/{}{:08x}", run_dir, kPrefix, std::random_device()());
+    if (path.size() > config::kRunDirBytesMax)
+      return fail(ErrorCode::kInvalidInput,
+                  fmt::format("run_dir: {} has {} bytes, at most {} allowed: set WSYNC_RUN_DIR to "
+                              "a shorter path",
+                              path, path.size(), config::kRunDirBytesMax));
+    WSYNC_TRY(make_private_directory(path));
+    auto lock = LockFile::acquire(path + std::string(kLock), {}, LockFile::Naming::kIfRoom);
+    if (lock) return OwnRunDir(std::move(path), std::move(*lock));
+    if (!is_taken_for_left_over(path, lock.error())) return fail(lock.error());
+  }
 }
 
 OwnRunDir::OwnRunDir(OwnRunDir&& other) noexcept

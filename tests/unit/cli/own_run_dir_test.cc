@@ -7,6 +7,8 @@
 #include <gtest/gtest.h>
 #include <memory>
 #include <sys/stat.h>
+#include <thread>
+#include <vector>
 
 #include "shared/base/format.h"
 #include "tests/support/run_command.h"
@@ -46,6 +48,25 @@ TEST(OwnRunDir, SeveralAtOnceHaveOneEach) {
   second.reset();
   EXPECT_TRUE(fs::exists(first.path()));
   EXPECT_EQ(folders_in(directory.path()), 1U);
+}
+
+// Each looks for what killed ones have left while the others are being made.
+TEST(OwnRunDir, ManyThatBeginTogetherAreNotTakenForLeftOver) {
+  const TemporaryDirectory directory;
+  constexpr int kThreads = 8;
+  constexpr int kTimes = 100;
+  std::vector<std::string> errors(kThreads);
+  {
+    std::vector<std::jthread> threads;
+    for (int thread = 0; thread < kThreads; ++thread)
+      threads.emplace_back([&, thread] {
+        for (int time = 0; time < kTimes; ++time) {
+          const auto own = OwnRunDir::create(directory.path());
+          if (!own) errors[static_cast<std::size_t>(thread)] = own.error().message();
+        }
+      });
+  }
+  EXPECT_THAT(errors, testing::Each(testing::IsEmpty()));
 }
 
 TEST(OwnRunDir, WhatAKilledOneHasLeftIsRemoved) {
