@@ -47,7 +47,7 @@ def machine():
 def object_of(run):
     """The result of a run that has ended well."""
     return {
-        "command": "faults", "machine": machine(), "passed": True, "seed": run.seed, "cycles": run.cycles, "seconds": round(run.seconds, 1),
+        "command": "faults", "machine": machine(), "passed": True, "seed": run.seed, "fleets": run.fleets, "cycles": run.cycles, "seconds": round(run.seconds, 1),
         "published": run.publishes, "refused": run.refused, "published_by_kind": dict(run.kinds), "torn": 0,
         "loads": run.loads, "loads_at_rest": {replica: dict(counted) for replica, counted in sorted(run.loads_at_rest.items())},
         "verified": {"versions": run.verified, "ranks": run.ranks_verified, "bytes": run.bytes_verified},
@@ -64,7 +64,8 @@ def write(run, path):
 
 def text_of(run):
     kinds = ", ".join(f"{count} with {kind} changed" for kind, count in run.kinds.items())
-    lines = [f"{run.cycles} cycles in {run.seconds:.0f} s, seed {run.seed}: {run.publishes} versions published ({kinds}), "
+    of_fleets = f" of {run.fleets} fleets beside each other" if run.fleets > 1 else ""
+    lines = [f"{run.cycles} cycles{of_fleets} in {run.seconds:.0f} s, seed {run.seed}: {run.publishes} versions published ({kinds}), "
              f"{run.refused} refused; 0 torn, nothing left",
              f"loads of ranks: {run.loads['patch']} by a patch and {run.loads['full']} in full at least, {run.loads[FALLBACKS]} patches that failed "
              "and were followed by a full load",

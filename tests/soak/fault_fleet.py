@@ -1,4 +1,4 @@
-"""The fleet of faults.py: its processes, what is published, and what must hold when no fault lasts."""
+"""The fleet of fault_run.py: its processes, what is published, and what must hold when no fault lasts."""
 import collections
 import contextlib
 import json
@@ -171,7 +171,7 @@ class FaultFleet(PluginFleet):
         self.end_children()
         if self.thread.ident is not None:
             self.thread.join(DEADLINE_S)
-        if failure[0]:
+        if failure[0] and not issubclass(failure[0], KeyboardInterrupt):
             self.explain()
         self.leave.close()
         super().__exit__(*failure)

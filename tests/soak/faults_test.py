@@ -7,7 +7,8 @@ import unittest
 
 from fault_fleet import MIB, MORE_ARENAS, MORE_BYTES, MORE_DESCRIPTORS, FaultFleet
 from fault_figures import object_of, text_of
-from faults import ALL, FaultRun
+from fault_fleets import run_fleets, together
+from fault_run import ALL, FaultRun, killed
 
 PROGRAMS = sys.argv[-3:]  # wsync, trainer_rank, forking_engine
 del sys.argv[-3:]
@@ -36,6 +37,18 @@ class Faults(unittest.TestCase):
     def test_a_failure_names_the_fault_before_it(self):
         with self.assertRaisesRegex(AssertionError, r"^after cycle 1: goes_wrong on (\S+) \(process \d+\) \(seed 7\): \1 has gone wrong"):
             FaultRun(PROGRAMS, 7, [(goes_wrong, ALL)]).run(cycles=1)
+
+    def test_several_fleets_beside_each_other(self):
+        runs = run_fleets(PROGRAMS, (3, 4), cycles=5, seconds=600, faults=[(killed, ALL)])
+        self.assertEqual([(seed, runs[seed].cycles) for seed in (3, 4)], [(3, 3), (4, 2)])
+        figures = object_of(together(runs.values()))
+        self.assertEqual((figures["seed"], figures["fleets"], figures["cycles"]), (3, 2, 5))
+        self.assertEqual(sum(fault["times"] for fault in figures["faults"]), 5)
+        self.assertEqual(figures["published"], sum(run.publishes for run in runs.values()))
+
+    def test_the_failure_of_one_fleet_ends_the_others(self):
+        with self.assertRaisesRegex(AssertionError, r"^after cycle 1: goes_wrong on (\S+) .*\(seed [34]\): \1 has gone wrong"):
+            run_fleets(PROGRAMS, (3, 4), cycles=1000, seconds=600, faults=[(goes_wrong, ALL)])
 
     def test_what_is_left_or_torn_is_found(self):
         with FaultFleet(*PROGRAMS, 1) as fleet:
