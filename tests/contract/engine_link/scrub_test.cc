@@ -141,11 +141,23 @@ TEST(LinkScrub, AnEngineThatCannotReturnItsBytesEndsThePassWithItsReason) {
 TEST(LinkScrub, ASuspendedEngineIsAskedForNothing) {
   const Model model = Model::make();
   ScrubbedRank rank(model, TakeMode::kWhole);
+  // What comes during the first call ends its burst. One burst would read the whole small model.
+  std::promise<void> asked;
+  std::promise<void> is_sent;
+  rank.engine.on_read = [&, first = true](std::uint32_t) mutable {
+    if (!std::exchange(first, false)) return;
+    asked.set_value();
+    is_sent.get_future().wait();
+  };
   rank.serve();
   rank.peer.send(control::Scrub{.pass = 4, .share_ppm = 1});  // for a day
-  rank.peer.ask<control::Digests>(control::ReadDigests{});
+  asked.get_future().wait();
+  rank.peer.send(control::ReadDigests{});
+  is_sent.set_value();
+  rank.peer.expect<control::Digests>();
   ASSERT_TRUE(rank.link->suspend());
   const std::uint64_t before = rank.engine.reads;
+  EXPECT_EQ(before, 1U) << "the pass has ended before the engine is suspended";
   ASSERT_TRUE(rank.link->poll(0));
   EXPECT_EQ(rank.engine.reads, before);
   ASSERT_TRUE(rank.link->resume());
