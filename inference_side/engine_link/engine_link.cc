@@ -522,6 +522,11 @@ void EngineLink::execute(const RankActions& actions, std::span<const UniqueFd> f
       },
       [&](const ResumeEngine& a) { resume_engine(a); },
       [&](const ReadTensors& a) { reading_.emplace(a.request, a.version); },
+      [&](const ReadPatchAhead& a) {
+        if (const auto read = loader_->read_ahead(*a.message, fds); !read)
+          log_debug("{} rank {}: {} (before the pause)", description_.replica, description_.rank,
+                    read.error().message());
+      },
       [&](const ScrubWeights& a) { loader_->scrub(a.message); },
   };
   for (const RankAction& action : actions) std::visit(execute_one, action);

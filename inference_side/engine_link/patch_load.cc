@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <mutex>
+#include <sys/stat.h>
 #include <utility>
 
 #include "shared/base/fail_point.h"
@@ -16,11 +18,6 @@
 namespace wsync::engine {
 namespace {
 
-// The blocks of one tensor that one thread writes, one after the other.
-struct BlockRun {
-  std::uint32_t tensor = 0;  // of the rank
-  std::span<const patch::BlockView> blocks;
-};
 constexpr std::size_t kBlocksInRun = 16;  // 4 MiB of weights
 constexpr std::uint64_t kMappedByOne = 12 * limits::kMiB;
 // Fewer values are over before the memory of the first ones has come.
@@ -49,10 +46,19 @@ Result<std::unique_ptr<PatchLoad>> PatchLoad::open(int fd, std::uint64_t bytes,
   const bool is_large = helpers != nullptr && bytes > kMappedByOne;
   auto memory = WSYNC_TRY(SealedMemory::map(fd, bytes, is_large ? 2 : 1));
   auto load = std::unique_ptr<PatchLoad>(new PatchLoad(prepared.layout, std::move(memory)));
+  struct stat status{};
+  if (::fstat(fd, &status) != 0) return fail_errno("stat of the memory of a patch", errno);
+  load->device_ = status.st_dev;
+  load->inode_ = status.st_ino;
   auto reader = WSYNC_TRY(patch::read_mapped(load->layout_, load->memory_.bytes(), helpers));
   load->reader_ = std::make_unique<const patch::PatchReader>(std::move(reader));
   fail_point("patch_opened");
   return load;
+}
+
+bool PatchLoad::is_of(int fd) const noexcept {
+  struct stat status{};
+  return ::fstat(fd, &status) == 0 && status.st_dev == device_ && status.st_ino == inode_;
 }
 
 bool PatchLoad::changes_layer(std::size_t layer) const {
@@ -100,15 +106,37 @@ Result<PatchedSums> PatchLoad::apply(DeviceWeights& weights, const EngineDescrip
                        deadline);
 }
 
+std::vector<PatchLoad::BlockRun> PatchLoad::runs_of(const Targets& targets) {
+  std::vector<BlockRun> runs;
+  for (std::uint32_t t = 0; t < targets.blocks.size(); ++t)
+    for (std::uint64_t first = 0; first < targets.blocks[t].size(); first += runs.back().count)
+      runs.push_back({.tensor = t,
+                      .first = first,
+                      .count = first_run(targets.blocks[t].subspan(first)).size()});
+  return runs;
+}
+
+Result<> PatchLoad::sum_ahead(const EngineDescription& description, ThreadPool* helpers) {
+  targets_ = WSYNC_TRY(targets(description));
+  for (const auto& blocks : targets_->blocks) replaced_.emplace_back(blocks.size());
+  const std::vector<BlockRun> runs = runs_of(*targets_);
+  const patch::BlockApplier applier(layout_);
+  for_each_index(helpers, runs.size(), [&](std::size_t i) {
+    const auto [t, first, count] = runs[i];
+    for (std::uint64_t block = first; block < first + count; ++block)
+      replaced_[t][block] = applier
+                                .sum_of_replaced(targets_->blocks[t][block], targets_->parts[t],
+                                                 description.tensors[t].destination)
+                                .value_or(WordSum{});
+  });
+  return {};
+}
+
 Result<PatchedSums> PatchLoad::apply(const EngineDescription& description, ThreadPool* helpers,
                                      TimePoint deadline, std::span<const std::uint64_t> read) {
-  const Targets all = WSYNC_TRY(targets(description));
+  const Targets all = targets_ ? *std::move(targets_) : WSYNC_TRY(targets(description));
   const auto& parts = all.parts;
-  std::vector<BlockRun> runs;
-  for (std::uint32_t t = 0; t < parts.size(); ++t)
-    for (auto blocks = all.blocks[t]; !blocks.empty();
-         blocks = blocks.subspan(runs.back().blocks.size()))
-      runs.push_back({.tensor = t, .blocks = first_run(blocks)});
+  const std::vector<BlockRun> runs = runs_of(all);
   PatchedSums sums{.before = std::vector<SplitSum>(parts.size()),
                    .after = std::vector<SplitSum>(parts.size()),
                    .read_before = std::vector<SplitSum>(read.size()),
@@ -121,12 +149,16 @@ Result<PatchedSums> PatchLoad::apply(const EngineDescription& description, Threa
     patch::BlockApplier applier(layout_);
     std::vector<patch::PartSums> of_blocks;
     for (std::size_t i = next++; i < runs.size() && !is_late; i = next++) {
-      const std::uint32_t t = runs[i].tensor;
+      const auto [t, first, count] = runs[i];
       patch::PartSums total;
       patch::PartSums of_read;
-      const auto blocks = runs[i].blocks;
+      const auto blocks = all.blocks[t].subspan(first, count);
+      const auto replaced = replaced_.empty()
+                                ? std::span<const WordSum>()
+                                : std::span<const WordSum>(replaced_[t]).subspan(first, count);
       of_blocks.resize(blocks.size());
-      applier.apply_to_part(blocks, parts[t], description.tensors[t].destination, of_blocks);
+      applier.apply_to_part(blocks, parts[t], description.tensors[t].destination, of_blocks,
+                            replaced);
       for (std::size_t k = 0; k < blocks.size(); ++k) {
         const patch::PartSums& one = of_blocks[k];
         total.before += one.before;

@@ -306,6 +306,15 @@ RankActions RankMachine::handle_command(const control::Envelope& envelope,
 }
 
 RankActions RankMachine::handle_command(const control::Envelope& /*envelope*/,
+                                        const control::PatchAhead& message) const {
+  // The Load that it is for would be refused. It says so itself.
+  const bool holds_base = (state_ == RankState::kServing || state_ == RankState::kPaused) &&
+                          active_ == message.patch_base && !message.patch_base.none();
+  if (!holds_base || !prepared_.contains(message.version)) return {};
+  return only(ReadPatchAhead{&message});
+}
+
+RankActions RankMachine::handle_command(const control::Envelope& /*envelope*/,
                                         const control::Scrub& message) {
   return only(ScrubWeights{message});
 }

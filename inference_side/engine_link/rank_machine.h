@@ -169,6 +169,9 @@ struct ReadTensors {
   Version version;
 };
 // Begin or end a scrub. Its report is sent when there is one, not as an answer.
+struct ReadPatchAhead {
+  const control::PatchAhead* message = nullptr;  // borrowed from the frame
+};
 struct ScrubWeights {
   control::Scrub message;
 };
@@ -176,7 +179,7 @@ using RankAction =
     std::variant<SendReply, SendRefusal, NoteError, NoteRefusal, AcceptWelcome, PrepareVersion,
                  NotifyPrepared, ForgetVersion, ForgetArenas, PauseEngine, MapBuffers, StartLoad,
                  CancelLoad, TakeBucket, NotifyLoaded, CommitEngine, ActivateLoaded, ResumeEngine,
-                 ReadTensors, ScrubWeights>;
+                 ReadTensors, ReadPatchAhead, ScrubWeights>;
 using RankActions = std::vector<RankAction>;
 
 // This class has more than 25 methods: each of the fourteen messages of a sidecar has an overload
@@ -283,6 +286,8 @@ class RankMachine {
                                            const control::Resume& message) const;
   [[nodiscard]] RankActions handle_command(const control::Envelope& envelope,
                                            const control::ReadDigests& message) const;
+  [[nodiscard]] RankActions handle_command(const control::Envelope& envelope,
+                                           const control::PatchAhead& message) const;
   [[nodiscard]] static RankActions handle_command(const control::Envelope& envelope,
                                                   const control::Scrub& message);
   [[nodiscard]] static RankActions handle_command(const control::Envelope& envelope,

@@ -26,14 +26,17 @@ Result<> VersionLoader::prepare(const control::Prepare& message, std::span<const
   if (fds.size() != needed)
     return fail(ErrorCode::kRefused,
                 fmt::format("the version carried {} descriptors, expected {}", fds.size(), needed));
+  forget(message.version);
   prepared_[message.version] =
       WSYNC_TRY(preparer_.prepare(message, needed == 1 ? fds.front().get() : -1));
   return {};
 }
 
-Result<> VersionLoader::map_patch(const control::Load& message, std::span<const UniqueFd> fds) {
-  patch_.reset();
-  const auto found = prepared_.find(message.version);
+Result<std::unique_ptr<PatchLoad>> VersionLoader::open_patch(const Version& version,
+                                                             std::uint64_t bytes,
+                                                             std::span<const UniqueFd> fds,
+                                                             std::uint32_t copy_threads) {
+  const auto found = prepared_.find(version);
   if (found == prepared_.end() || !takes_patches(description_))
     return fail(ErrorCode::kRefused, "this rank takes no patches");
   if (description_.takes_changed_layers && !found->second->arena)
@@ -42,13 +45,41 @@ Result<> VersionLoader::map_patch(const control::Load& message, std::span<const 
   if (fds.size() != 1)
     return fail(ErrorCode::kRefused,
                 fmt::format("the patch carried {} descriptors, expected 1", fds.size()));
-  auto opened = PatchLoad::open(fds.front().get(), message.patch_bytes, *found->second,
-                                copiers(message.copy_threads));
+  auto opened = PatchLoad::open(fds.front().get(), bytes, *found->second, copiers(copy_threads));
   if (!opened) return fail(opened.error().with_context("patch"));
+  return opened;
+}
+
+Result<> VersionLoader::map_patch(const control::Load& message, std::span<const UniqueFd> fds) {
+  patch_.reset();
+  std::optional<AheadPatch> ahead = std::exchange(ahead_, std::nullopt);
+  const bool is_read = ahead && ahead->version == message.version &&
+                       ahead->base == message.patch_base && fds.size() == 1 &&
+                       ahead->patch->is_of(fds.front().get());
+  auto patch =
+      is_read
+          ? std::move(ahead->patch)
+          : WSYNC_TRY(open_patch(message.version, message.patch_bytes, fds, message.copy_threads));
   if (weights_) WSYNC_TRY(weights_->claim_patch());
-  patch_ = std::move(*opened);
+  patch_ = std::move(patch);
   if (planted("patch_written_before_its_load"))
     (void)patch_->apply(description_, nullptr, now() + std::chrono::seconds(1));
+  return {};
+}
+
+Result<> VersionLoader::read_ahead(const control::PatchAhead& message,
+                                   std::span<const UniqueFd> fds) {
+  const bool is_read = ahead_ && ahead_->version == message.version &&
+                       ahead_->base == message.patch_base && fds.size() == 1 &&
+                       ahead_->patch->is_of(fds.front().get());
+  if (is_read) return {};
+  ahead_.reset();
+  auto patch =
+      WSYNC_TRY(open_patch(message.version, message.patch_bytes, fds, message.copy_threads));
+  const bool is_in_place = description_.take == TakeMode::kPieces && !weights_ &&
+                           committed_.layout && committed_.version == message.patch_base;
+  if (is_in_place) WSYNC_TRY(patch->sum_ahead(description_, copiers(message.copy_threads)));
+  ahead_ = {.version = message.version, .base = message.patch_base, .patch = std::move(patch)};
   return {};
 }
 
@@ -76,7 +107,9 @@ std::optional<LoadOutcome> VersionLoader::start_load(const Version& version, Tim
   }
   session_.reset();  // it borrows from loading_
   give_back_lease();
-  const std::unique_ptr<PatchLoad> patch = std::move(patch_);
+  written_patch_ = std::move(patch_);
+  PatchLoad* const patch = written_patch_.get();
+  if (!planted("patch_read_ahead_outlives_a_load")) ahead_.reset();
   scrubber_.hold();
   loaded_ = {};
   if (description_.take != TakeMode::kAdopt) committed_ = {};
@@ -280,6 +313,8 @@ void VersionLoader::release(bool keep_loaded) {
   stop_scrub();  // nobody would compare the sums
   // After the loss nobody would release these leases, and a trainer must not wait for them. Nobody
   // would say either that an arena has been freed.
+  ahead_.reset();
+  written_patch_.reset();
   prepared_.clear();
   forget_arenas();
   // An engine that has not answered still reads its layers. Otherwise, an engine that borrows or

@@ -46,7 +46,10 @@ class VersionLoader {
   [[nodiscard]] Result<> prepare(const control::Prepare& message, std::span<const UniqueFd> fds);
   // Gives up a prepared version. A version that is loaded or adopted stays. The mapping of its
   // arena is kept for later versions.
-  void forget(const Version& version) { prepared_.erase(version); }
+  void forget(const Version& version) {
+    if (ahead_ && (ahead_->version == version || ahead_->base == version)) ahead_.reset();
+    prepared_.erase(version);
+  }
   // Unmaps the arenas in which no prepared, loaded or adopted version is. The others are unmapped
   // when their last version is given up.
   void forget_arenas() { preparer_.forget_arenas(); }
@@ -58,6 +61,11 @@ class VersionLoader {
   [[nodiscard]] Result<> map_patch(const control::Load& message, std::span<const UniqueFd> fds);
   // Forgets it, if no load has started with it.
   void drop_patch() noexcept { patch_.reset(); }
+  // The same as map_patch() for a load that may come, while the engine serves the version that the
+  // patch begins at. In host memory it also sums what the patch replaces as a whole. map_patch()
+  // takes what was read here, if it is given the same memory. Errors as map_patch().
+  [[nodiscard]] Result<> read_ahead(const control::PatchAhead& message,
+                                    std::span<const UniqueFd> fds);
 
   // Weights on a GPU: checks or allocates the memory of a load of this version, before anything
   // changes (DeviceWeights::claim). Does nothing if the version is not prepared, or while awaited()
@@ -112,6 +120,7 @@ class VersionLoader {
   // told by take_scrubbed(). The rank has to be serving for anything to be read (set_serving()).
   void scrub(const control::Scrub& message);
   void set_serving(bool serving) {
+    if (serving) written_patch_.reset();
     scrubber_.set_serving(serving);
     engine_scrub_.set_serving(serving);
   }
@@ -155,6 +164,10 @@ class VersionLoader {
     engine_scrub_.end(why);
   }
   [[nodiscard]] ThreadPool* copiers(std::uint32_t threads);
+  [[nodiscard]] Result<std::unique_ptr<PatchLoad>> open_patch(const Version& version,
+                                                              std::uint64_t bytes,
+                                                              std::span<const UniqueFd> fds,
+                                                              std::uint32_t copy_threads);
   // Gives the lease of the loaded version back, unless the engine serves from it.
   void give_back_lease();
   // The same, and forgets it. What an engine on a GPU has borrowed stays until the next load
@@ -185,6 +198,16 @@ class VersionLoader {
   Result<> late_failure_;                 // of session_, which ends when the engine has answered
   std::unique_ptr<ThreadPool> copiers_;   // kept for the next load
   std::unique_ptr<PatchLoad> patch_;      // of the load that starts next
+  // Of the load that was started last. It is unmapped when the engine serves, because that takes
+  // long.
+  std::unique_ptr<PatchLoad> written_patch_;
+  // What read_ahead() has read. No load has started since.
+  struct AheadPatch {
+    Version version;
+    Version base;
+    std::unique_ptr<PatchLoad> patch;
+  };
+  std::optional<AheadPatch> ahead_;
   std::uint64_t copied_bytes_ = 0;
   EngineScrub engine_scrub_;  // of what only the engine can read
   Scrubber scrubber_;         // of the rest; destroyed first: it reads what the others hold

@@ -475,7 +475,13 @@ void ReplicaSwitch::begin_pause() {
                              .mode = retried_ ? options_.fallback_mode : target_.mode,
                              .deadline_ms = as_ms(target_.pause_deadline),
                              .version = target_.target,
-                             .caches = target_.caches});
+                             .caches = target_.caches,
+                             .base = held_by_all()});
+}
+
+// What every rank holds, completely and committed. 0.0: at least one rank has anything else.
+Version ReplicaSwitch::held_by_all() const {
+  return ranks_.damaged() ? Version{} : ranks_.uniform().value_or(Version{});
 }
 
 void ReplicaSwitch::after_pause() {
@@ -490,8 +496,8 @@ void ReplicaSwitch::after_pause() {
 }
 
 void ReplicaSwitch::begin_load(const Version& version) {
-  const std::optional<Version> whole = ranks_.uniform();
-  if (whole) previous_ = *whole;
+  if (const std::optional<Version> whole = ranks_.uniform()) previous_ = *whole;
+  const Version base = held_by_all();
   load_ = {};
   candidates_.begin(version);
   goal_ = version;
@@ -503,7 +509,7 @@ void ReplicaSwitch::begin_load(const Version& version) {
   out_.push_back(BeginLoad{.request = request_,
                            .version = goal_,
                            .deadline_ms = as_ms(target_.load_deadline),
-                           .base = whole && !ranks_.damaged() ? *whole : Version{}});
+                           .base = base});
 }
 
 // A patch could not be written, or the ranks do not hold what it leads to. That says nothing of the

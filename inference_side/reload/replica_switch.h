@@ -104,6 +104,7 @@ class ReplicaSwitch {
   void phase_deadline();
   void pause_failed(const std::string& why);
   void begin_pause();
+  [[nodiscard]] Version held_by_all() const;
   void after_pause();
   void leave_load();
   void begin_load(const Version& version);

@@ -166,6 +166,7 @@ struct SendPause {
   std::uint32_t deadline_ms = 0;
   Version version;  // the target
   CachePolicy caches = CachePolicy::kEngine;
+  Version base = {};  // as in BeginLoad, of the load that will probably follow
 };
 // Load `version` into every rank: by a Load to each rank (unified devices), or by the pipeline of
 // the device group (separate devices). The answer is a RankLoaded of each rank with this request,

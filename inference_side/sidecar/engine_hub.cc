@@ -767,6 +767,7 @@ void EngineHub::send_pauses(const PausePacer::Pauses& pauses) {
 void EngineHub::send_pause(const std::string& replica, const reload::SendPause& command) {
   const auto rank = find(replica, command.rank);
   if (!rank) return;
+  loads_->read_ahead(replica, command.base, command.version);
   const auto held = preparation_->find(command.version);
   rank->send(command.request, control::Pause{.mode = command.mode,
                                              .deadline_ms = command.deadline_ms,

@@ -239,6 +239,26 @@ bool LoadDriver::may_lack_base(const std::string& replica, const Version& target
   return !known.needs_base;
 }
 
+void LoadDriver::read_ahead(const std::string& replica, const Version& base,
+                            const Version& target) {
+  const auto patch = choose_patch(replica, base, target);
+  if (!patch) return;
+  const control::PatchAhead message{
+      .version = target,
+      .patch_base = base,
+      .patch_bytes = patch->bytes(),
+      .copy_threads = copy_threads(options_.registry->ranks().size())};
+  for (const AttachedRank& attached : options_.registry->ranks_of(replica)) {
+    const auto rank = options_.find(attached.id);
+    if (!contains(rank->capabilities, control::Capability::kPatchAhead)) continue;
+    auto memory = patch->share();
+    if (!memory) return log_debug("{}: {}", replica, memory.error().message());  // Load says it
+    std::vector<UniqueFd> fds;
+    fds.push_back(std::move(*memory));
+    rank->send(0, message, std::move(fds));
+  }
+}
+
 void LoadDriver::execute(const SendLoad& command) {
   const auto patch =
       command.by_patch ? choose_patch(command.replica, command.base, command.version) : nullptr;

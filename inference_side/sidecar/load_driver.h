@@ -57,6 +57,9 @@ class LoadDriver {
     return queue_.is_current(replica, request);
   }
   void cancel(const std::string& replica, std::uint64_t request);
+  // The ranks of the replica, which hold `base`, will probably load `target`: they read its patch,
+  // if there is one that they may take, while they still serve.
+  void read_ahead(const std::string& replica, const Version& base, const Version& target);
   // See LoadQueue::expect_more.
   void expect_more(bool expected);
   // A rank has been detached from the registry.

@@ -39,6 +39,8 @@ enum class Capability : std::uint32_t {
   // read
   // by the trainer wherever it is. A command is told by the coordinator if that lacks it.
   kPushOrigin = 1U << 6U,
+  // Of an engine's library: it takes PatchAhead. Without it, a patch is first read in the pause.
+  kPatchAhead = 1U << 7U,
 };
 
 // A set of capabilities, as bits.
@@ -55,6 +57,6 @@ using Capabilities = std::uint32_t;
 inline constexpr Capabilities kCapabilities =
     bits(Capability::kSuspendedOutcomes) | bits(Capability::kPatchValueCost) |
     bits(Capability::kLentArenas) | bits(Capability::kTrainerProcess) |
-    bits(Capability::kRelaysHeld) | bits(Capability::kPushOrigin);
+    bits(Capability::kRelaysHeld) | bits(Capability::kPushOrigin) | bits(Capability::kPatchAhead);
 
 }  // namespace wsync::control

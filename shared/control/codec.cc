@@ -328,7 +328,8 @@ std::string_view message_name(MessageType type) noexcept {
       "Forget",      "ForgetReply",    "UnmapArenas",    "EngineStarting", "ReadVersion",
       "Scrub",       "Scrubbed",       "PublisherHello", "FleetFacts",     "RoundRequest",
       "SnapshotEnd", "RoundReplaced",  "RoundGivenUp",   "RoundPhase",     "RoundEnd",
-      "RoundLoss",   "VersionDropped", "TargetChanged",  "RelayVersion",   "RelayReady"};
+      "RoundLoss",   "VersionDropped", "TargetChanged",  "RelayVersion",   "RelayReady",
+      "PatchAhead"};
   const auto index = static_cast<std::size_t>(type) - 1;
   return index < kNames.size() ? kNames[index] : "unknown";
 }

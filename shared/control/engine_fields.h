@@ -135,6 +135,15 @@ void fields(V& v, M& m) {
 }
 
 template <class V, class M>
+  requires Is<M, PatchAhead>
+void fields(V& v, M& m) {
+  v.version("version", m.version);
+  v.version("patch_base", m.patch_base);
+  v.number("patch_bytes", m.patch_bytes);
+  v.bounded("copy_threads", m.copy_threads, limits::kCopyThreadCount);
+}
+
+template <class V, class M>
   requires Is<M, BucketReady>
 void fields(V& v, M& m) {
   v.number("bucket", m.bucket);

@@ -112,8 +112,9 @@ enum class MessageType : std::uint16_t {
   kTargetChanged,
   kRelayVersion,
   kRelayReady,
+  kPatchAhead,
 };
-inline constexpr MessageType kLastMessageType = MessageType::kRelayReady;
+inline constexpr MessageType kLastMessageType = MessageType::kPatchAhead;
 
 // Precedes every message, with a fixed size on the wire (kEnvelopeBytes in codec.h) plus the
 // replica's name.

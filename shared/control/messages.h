@@ -10,8 +10,9 @@
 //    VerifyReply, PlanReply, TraceAnswer, ForgetReply, StatusReply, Error
 //  * engine rank to sidecar: EngineStarting, EngineHello, Prepared, Paused, BucketAck, Loaded,
 //    Committed, Resumed, Digests, Scrubbed, Pong, Error
-//  * sidecar to engine rank: EngineWelcome, Refuse, Prepare, Release, UnmapArenas, Pause, Load,
-//    BucketReady, Commit, Resume, ReadDigests, Scrub, Abort, Ping
+//  * sidecar to engine rank: EngineWelcome, Refuse, Prepare, Release, UnmapArenas, PatchAhead,
+//  Pause,
+//    Load, BucketReady, Commit, Resume, ReadDigests, Scrub, Abort, Ping
 //  * trainer to a coordinator of another process: PublisherHello, RoundRequest, SnapshotEnd,
 //    RoundReplaced, RoundGivenUp, Rollback, Status, and Progress, PushReply and CancelReply for a
 //    command that was passed on to it
@@ -47,7 +48,7 @@ using AnyMessage = std::variant<
     CancelReply, TraceQuestion, TraceAnswer, Ping, Pong, Turns, Promote, PromoteReply, Forget,
     ForgetReply, UnmapArenas, EngineStarting, ReadVersion, Scrub, Scrubbed, PublisherHello,
     FleetFacts, RoundRequest, SnapshotEnd, RoundReplaced, RoundGivenUp, RoundPhase, RoundEnd,
-    RoundLoss, VersionDropped, TargetChanged, RelayVersion, RelayReady>;
+    RoundLoss, VersionDropped, TargetChanged, RelayVersion, RelayReady, PatchAhead>;
 
 // Its copies and moves are compiled once, in messages.cc: those of a variant with so many
 // alternatives cost the compiler seconds in each file that needs them.

@@ -116,6 +116,7 @@ std::vector<KeyRole> roles_that_send(MessageType type) {
     case MessageType::kVersionDropped:
     case MessageType::kTargetChanged:
     case MessageType::kRelayVersion:
+    case MessageType::kPatchAhead:
       return {};
   }
   return {};

@@ -181,9 +181,13 @@ template <class Element>
 WrittenSums BlockApplier::write(const BlockView& block, std::span<const std::uint32_t> positions,
                                 std::span<std::byte> bytes, PositionsAhead<Element>& ahead) const {
   if (!block.dense) return write_elements(*layout_, block, positions, bytes, ahead);
+  return replace(block, bytes, sum(block, bytes));
+}
+
+WrittenSums BlockApplier::replace(const BlockView& block, std::span<std::byte> bytes,
+                                  const WordSum& before) const {
   const SumPlace place{.seed = layout_->tensor(block.place.tensor).seed,
                        .position = Layout::offset(block.place)};
-  const WordSum before = word_sum(bytes, place);
   return {.before = before, .after = copy_streaming_sum(bytes, block.values, place)};
 }
 
@@ -386,35 +390,47 @@ PartSums BlockApplier::apply_to_part(const BlockView& block, const TensorPart& p
   return sums;
 }
 
-// Where a block lies that the part holds in one piece, as whole tensors and rows do, and that has
-// whole words. Null: another one.
-std::byte* BlockApplier::in_one_piece(const BlockView& block, const TensorPart& part,
-                                      std::span<std::byte> bytes) const {
+// Where in the part a block lies that it holds in one piece, as whole tensors and rows do, and that
+// has whole words. None: another one.
+std::optional<std::uint64_t> BlockApplier::place_in_one_piece(const BlockView& block,
+                                                              const TensorPart& part) const {
   const std::uint64_t begin = Layout::offset(block.place);
   const std::uint64_t block_bytes = layout_->block_bytes(block.place);
   const auto run = part.run_from(begin);
   if (!run || run->begin > begin || run->end < begin + block_bytes ||
       block_bytes % kSumWordBytes != 0)
-    return nullptr;
-  return bytes.subspan(run->offset + (begin - run->begin), block_bytes).data();
+    return std::nullopt;
+  return run->offset + (begin - run->begin);
+}
+
+std::optional<WordSum> BlockApplier::sum_of_replaced(const BlockView& block, const TensorPart& part,
+                                                     std::span<const std::byte> bytes) const {
+  const auto place = place_in_one_piece(block, part);
+  if (!block.dense || !place) return std::nullopt;
+  return sum(block, bytes.subspan(*place, layout_->block_bytes(block.place)));
 }
 
 void BlockApplier::apply_to_part(std::span<const BlockView> blocks, const TensorPart& part,
-                                 std::span<std::byte> bytes, std::span<PartSums> sums) {
+                                 std::span<std::byte> bytes, std::span<PartSums> sums,
+                                 std::span<const WordSum> replaced) {
   WSYNC_CHECK(bytes.size() == part.bytes(), "the memory of the part");
   WSYNC_CHECK(sums.size() == blocks.size(), "the sums of each block");
+  WSYNC_CHECK(replaced.empty() || replaced.size() == blocks.size(), "a sum of each block");
   if (blocks.empty()) return;
-  with_element(layout_->tensor(blocks.front().place.tensor).element_bytes,
-               [&]<class Element>(Element) { apply_run<Element>(blocks, part, bytes, sums); });
+  with_element(
+      layout_->tensor(blocks.front().place.tensor).element_bytes,
+      [&]<class Element>(Element) { apply_run<Element>(blocks, part, bytes, sums, replaced); });
 }
 
 template <class Element>
 void BlockApplier::apply_run(std::span<const BlockView> blocks, const TensorPart& part,
-                             std::span<std::byte> bytes, std::span<PartSums> sums) {
+                             std::span<std::byte> bytes, std::span<PartSums> sums,
+                             std::span<const WordSum> replaced) {
   run_begins_.clear();
   std::size_t elements = 0;
   for (const BlockView& block : blocks) {
-    run_begins_.push_back(in_one_piece(block, part, bytes));
+    const auto place = place_in_one_piece(block, part);
+    run_begins_.push_back(place ? bytes.data() + *place : nullptr);
     if (!block.dense) elements += block.elements;
   }
   if (run_positions_.size() < elements) run_positions_.resize(elements);
@@ -430,7 +446,9 @@ void BlockApplier::apply_run(std::span<const BlockView> blocks, const TensorPart
     }
     const std::size_t sparse = block.dense ? 0 : block.elements;
     const std::span own(run_begins_[i], layout_->block_bytes(block.place));
-    const WrittenSums written = write(block, std::span(positions, sparse), own, ahead);
+    const WrittenSums written = block.dense && !replaced.empty()
+                                    ? replace(block, own, replaced[i])
+                                    : write(block, std::span(positions, sparse), own, ahead);
     positions += sparse;
     sums[i] = {.before = {.words = written.before, .edges = {}},
                .after = {.words = written.after, .edges = {}},

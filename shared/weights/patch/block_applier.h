@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -70,8 +71,15 @@ class BlockApplier {
   // The same for several blocks of one tensor, in ascending order: `sums` gets those of each block,
   // in this order. It is faster, because the memory of a block is fetched while the block before it
   // is written.
+  // `replaced`: what sum_of_replaced() has returned of each block since nothing was written; those
+  // bytes are not read again. Empty: nothing was summed.
   void apply_to_part(std::span<const BlockView> blocks, const TensorPart& part,
-                     std::span<std::byte> bytes, std::span<PartSums> sums);
+                     std::span<std::byte> bytes, std::span<PartSums> sums,
+                     std::span<const WordSum> replaced = {});
+  // The sum of a block's words in the memory of a part, if it is dense and lies there in one piece.
+  [[nodiscard]] std::optional<WordSum> sum_of_replaced(const BlockView& block,
+                                                       const TensorPart& part,
+                                                       std::span<const std::byte> bytes) const;
   // The sum of the touched words in the memory of a part; changes nothing.
   [[nodiscard]] SplitSum sum_of_part(const BlockView& block, const TensorPart& part,
                                      std::span<const std::byte> bytes);
@@ -97,14 +105,18 @@ class BlockApplier {
   [[nodiscard]] WrittenSums write(const BlockView& block, std::span<const std::uint32_t> positions,
                                   std::span<std::byte> bytes, PositionsAhead<Element>& ahead) const;
   [[nodiscard]] WrittenSums write(const BlockView& block, std::span<std::byte> bytes) const;
+  // Writes a dense block whose bytes had this sum.
+  [[nodiscard]] WrittenSums replace(const BlockView& block, std::span<std::byte> bytes,
+                                    const WordSum& before) const;
   // Returns how many bytes were written.
   std::uint64_t write_part(const BlockView& block, const TensorPart& part,
                            std::span<std::byte> bytes) const;
   template <class Element>
   void apply_run(std::span<const BlockView> blocks, const TensorPart& part,
-                 std::span<std::byte> bytes, std::span<PartSums> sums);
-  [[nodiscard]] std::byte* in_one_piece(const BlockView& block, const TensorPart& part,
-                                        std::span<std::byte> bytes) const;
+                 std::span<std::byte> bytes, std::span<PartSums> sums,
+                 std::span<const WordSum> replaced);
+  [[nodiscard]] std::optional<std::uint64_t> place_in_one_piece(const BlockView& block,
+                                                                const TensorPart& part) const;
   [[nodiscard]] Result<> check_before(const BlockView& block,
                                       std::span<const std::byte> bytes) const;
   [[nodiscard]] Result<> check_after(const BlockView& block, const WordSum& found) const;

@@ -183,6 +183,119 @@ TEST(PatchLoad, MemoryThatTheEngineHasChangedShowsInTheSumsBefore) {
   EXPECT_NE(loaded.before[0].words, before);
 }
 
+control::PatchAhead ahead_of(const Bytes& patch, Version base = kFirst) {
+  return {.version = kSecond, .patch_base = base, .patch_bytes = patch.size(), .copy_threads = 2};
+}
+
+// The second version differs from the first one in all bytes of tensor 0, and in nothing else.
+SharedArena with_a_new_tensor(const Model& model, const SharedArena& first) {
+  auto made =
+      SharedArena::create({.name = "test", .data_bytes = model.plan.arena_bytes(), .threads = 1})
+          .value();
+  auto lease = made.try_write_lease({.version_epoch = kSecond.epoch,
+                                     .version_step = kSecond.step,
+                                     .layout = model.manifest.layout_digest(),
+                                     .bucket_bytes = model.plan.bucket_bytes()})
+                   .value();
+  std::ranges::copy(first.data(), lease.data().begin());
+  for (const Piece& piece : model.plan.tensor_pieces(0))
+    for (auto& byte : lease.data().subspan(model.plan.arena_offset(piece), piece.bytes))
+      byte ^= std::byte{1};
+  std::move(lease).complete({.low = kSecond.step, .high = 1});
+  return made;
+}
+
+// The memory of a patch, which is given to a rank several times.
+struct SharedPatch {
+  explicit SharedPatch(const Bytes& bytes)
+      : memory(SealedMemory::create("patch", std::array<std::span<const std::byte>, 1>{bytes})
+                   .value()) {}
+  [[nodiscard]] std::vector<UniqueFd> share() const {
+    std::vector<UniqueFd> fds;
+    fds.push_back(memory.share().value());
+    return fds;
+  }
+  SealedMemory memory;
+};
+
+// It is told what a rank that serves is told, and stops then.
+struct RankThatReadsAhead : PatchedRank {
+  explicit RankThatReadsAhead(const Model& model) : PatchedRank(model) {
+    peer.ask<control::Resumed>(control::Resume{});
+    engine.calls.clear();
+  }
+  void read_and_pause(control::PatchAhead message, std::vector<UniqueFd> fds) {
+    peer.send(std::move(message), std::move(fds));
+    EXPECT_EQ(peer.ask<control::Paused>(control::Pause{}).step, 7U);
+  }
+};
+
+TEST(PatchLoad, WhatWasReadAheadWritesTheSame) {
+  const Model model = Model::make();
+  for (const bool whole : {false, true}) {
+    std::vector<control::Loaded> answers;
+    for (const bool ahead : {false, true}) {
+      RankThatReadsAhead rank(model);
+      if (whole) rank.second = with_a_new_tensor(model, rank.first);
+      const Bytes bytes = MadePatch(model, rank.first, rank.second).bytes();
+      const SharedPatch memory(bytes);
+      if (ahead)
+        rank.read_and_pause(ahead_of(bytes), memory.share());
+      else
+        rank.peer.ask<control::Paused>(control::Pause{});
+      answers.push_back(rank.peer.ask<control::Loaded>(load_by(bytes), memory.share()));
+      EXPECT_EQ(answers.back().failure, "");
+      if (!whole) expect_holds(model, rank.engine, rank.second);
+    }
+    EXPECT_EQ(answers[0].before, answers[1].before);
+    EXPECT_EQ(answers[0].sums, answers[1].sums);
+    EXPECT_EQ(answers[0].written_bytes, answers[1].written_bytes);
+  }
+}
+
+// It would return sums of bytes that are there no more.
+TEST(PatchLoad, WhatWasReadAheadIsForgottenWithTheNextLoad) {
+  const Model model = Model::make();
+  RankThatReadsAhead rank(model);
+  const SharedArena second = with_a_new_tensor(model, rank.first);
+  const MadePatch made(model, rank.first, second);
+  const Bytes bytes = made.bytes();
+  const SharedPatch memory(bytes);
+  rank.engine.memory[0][2] ^= std::byte{1};
+  rank.read_and_pause(ahead_of(bytes), memory.share());
+  rank.switch_to(kFirst);  // this mends the byte
+  const auto loaded = rank.peer.ask<control::Loaded>(load_by(bytes), memory.share());
+  EXPECT_EQ(loaded.failure, "");
+  WordSum before;
+  for (const patch::BlockView& block : made.reader->blocks(0, 0, made.layout.block_count(0)))
+    before += block.before;
+  EXPECT_EQ(loaded.before[0].words, before) << "the sum of bytes that are there no more";
+}
+
+// Nothing answers it. A load that follows is not worse off.
+TEST(PatchLoad, WhatCannotBeReadAheadIsNoFailure) {
+  const Model model = Model::make();
+  RankThatReadsAhead rank(model);
+  const Bytes bytes = MadePatch(model, rank.first, rank.second).bytes();
+  Bytes damaged = bytes;
+  damaged.back() ^= std::byte{1};
+  rank.peer.send(ahead_of(damaged), sealed(damaged));
+  rank.peer.send(ahead_of(bytes), {});
+  control::PatchAhead longer = ahead_of(bytes);
+  longer.patch_bytes += 1;
+  rank.peer.send(longer, sealed(bytes));
+  rank.peer.send(ahead_of(bytes, {.epoch = 1, .step = 3}), sealed(bytes));
+  control::PatchAhead unknown = ahead_of(bytes);
+  unknown.version = {.epoch = 1, .step = 9};
+  rank.peer.send(unknown, sealed(bytes));
+  rank.read_and_pause(ahead_of(bytes), sealed(bytes));
+  // Other memory than that which was read.
+  EXPECT_THAT(rank.peer.ask<control::Loaded>(load_by(damaged), sealed(damaged)).failure,
+              HasSubstr("patch"));
+  EXPECT_EQ(rank.peer.ask<control::Loaded>(load_by(bytes), sealed(bytes)).failure, "");
+  expect_holds(model, rank.engine, rank.second);
+}
+
 TEST(PatchLoad, AnEngineThatDoesNotBeginTheLoadKeepsItsBytes) {
   const Model model = Model::make();
   PatchedRank rank(model);

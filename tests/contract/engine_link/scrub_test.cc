@@ -157,7 +157,6 @@ TEST(LinkScrub, ASuspendedEngineIsAskedForNothing) {
   rank.peer.expect<control::Digests>();
   ASSERT_TRUE(rank.link->suspend());
   const std::uint64_t before = rank.engine.reads;
-  EXPECT_EQ(before, 1U) << "the pass has ended before the engine is suspended";
   ASSERT_TRUE(rank.link->poll(0));
   EXPECT_EQ(rank.engine.reads, before);
   ASSERT_TRUE(rank.link->resume());

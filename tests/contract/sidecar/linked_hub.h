@@ -186,9 +186,12 @@ class LinkedHub : public testing::Test {
     EXPECT_EQ(wait<reload::RankResumed>(1).size(), 1U);
     for (std::size_t rank = 1; rank < ranks_.size(); ++rank) ranks_[rank]->link->report_running(1);
   }
-  // They stop.
-  void pause() {
-    hub_->send("r0", reload::SendPause{.rank = 0, .request = ++request_, .deadline_ms = 60'000});
+  // They stop, to be switched from one version to another.
+  void pause(Version to = {}, Version from = {}) {
+    hub_->send(
+        "r0",
+        reload::SendPause{
+            .rank = 0, .request = ++request_, .deadline_ms = 60'000, .version = to, .base = from});
     for (std::size_t rank = 1; rank < ranks_.size(); ++rank) ranks_[rank]->link->report_paused(1);
     EXPECT_EQ(wait<reload::RankPaused>(ranks_.size()).size(), ranks_.size());
   }

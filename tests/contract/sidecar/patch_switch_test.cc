@@ -44,6 +44,42 @@ TEST_F(PatchSwitch, TwoRanksGoBackByWhatLeadsBack) {
   EXPECT_EQ(tried_, 2U);
 }
 
+// A tensor that changes as a whole is replaced. What is replaced is read while the engine serves: a
+// rank does not see any more what happens to it in the pause.
+TEST_F(PatchSwitch, RanksReadThePatchBeforeTheyPause) {
+  open();
+  serve_first(1);
+  // Small enough for a patch.
+  const auto& tensors = ranks_[0]->engine.description.tensors;
+  const auto changed = std::ranges::find_if(tensors, [&](const auto& tensor) {
+    return tensor.destination.size() >= 4096 &&
+           tensor.destination.size() < model_.plan.arena_bytes() / 20;
+  });
+  ASSERT_NE(changed, tensors.end());
+  const auto index = model_.manifest.find(changed->description.name).value();
+  for (const bool ahead : {true, false}) {
+    const Version from = ahead ? kV1 : kV2;
+    const Version to = ahead ? kV2 : kV3;
+    content_.push_back(content_.back());
+    for (const Piece& piece : model_.plan.tensor_pieces(index))
+      for (auto& byte :
+           std::span(content_.back()).subspan(model_.plan.arena_offset(piece), piece.bytes))
+        byte ^= std::byte{1};
+    serve();
+    add(to);
+    pause(to, ahead ? from : Version{});
+    changed->destination[2] ^= std::byte{1};
+    const auto loaded = load(to, from);
+    if (!ahead) {
+      EXPECT_THAT(loaded[0].failure, HasSubstr("were not those of the version before"));
+      continue;
+    }
+    expect_loaded(loaded, true);
+    commit(to);
+    expect_holds();
+  }
+}
+
 TEST_F(PatchSwitch, DamagedMemoryGoesBackInFull) {
   open();
   serve_first(1);

@@ -290,7 +290,7 @@ TEST(Codec, BytesOfACancelAndOfAStatusAreFixed) {
 
 TEST(Codec, SecretsOfDataConnectionsAreAtTheEndOfTheirMessages) {
   const std::string hello = payload(Hello{.relay_secret = {std::byte{0xab}, std::byte{0xcd}}});
-  EXPECT_TRUE(hello.ends_with("02000000abcd7b000000")) << hello;
+  EXPECT_TRUE(hello.ends_with("02000000abcdfb000000")) << hello;
   const std::string stage = payload(Stage{.key = {std::byte{0xab}}});
   EXPECT_TRUE(stage.ends_with("01000000ab")) << stage;
   EXPECT_TRUE(payload(Stage{}).ends_with("00000000"));
@@ -333,7 +333,7 @@ TEST(Codec, BytesOfALoadByPatchAreFixed) {
             "0900000000000000");
   const std::string hello = payload(
       EngineHello{.gpu = "", .takes_patches = true, .not_scrubbed = "x", .has_controller = true});
-  EXPECT_EQ(hello.substr(hello.size() - 30), "00000000010100000078017b000000");
+  EXPECT_EQ(hello.substr(hello.size() - 30), "0000000001010000007801fb000000");
   const std::string beat =
       payload(Heartbeat{.replicas = {{.turn = ReplicaTurn::kHeld,
                                       .last_load = LoadKind::kPatch,
@@ -407,13 +407,23 @@ TEST(Codec, BytesOfAScrubAreFixed) {
             "0600000000000000070000000000000008000000000000000900000000000000");
 }
 
+TEST(Codec, BytesOfAPatchAheadAreFixed) {
+  EXPECT_EQ(payload(PatchAhead{.version = {.epoch = 1, .step = 2},
+                               .patch_base = {.epoch = 3, .step = 4},
+                               .patch_bytes = 5,
+                               .copy_threads = 6}),
+            "010000000200000000000000"
+            "030000000400000000000000"
+            "050000000000000006000000");
+}
+
 TEST(Codec, NamesAndTypesAgree) {
   EXPECT_EQ(message_name(MessageType::kHello), "Hello");
   EXPECT_EQ(message_name(MessageType::kError), "Error");
   EXPECT_EQ(message_name(MessageType::kEngineHello), "EngineHello");
   EXPECT_EQ(message_name(MessageType::kLoad), "Load");
   EXPECT_EQ(message_name(MessageType::kDigests), "Digests");
-  EXPECT_EQ(message_name(kLastMessageType), "RelayReady");
+  EXPECT_EQ(message_name(kLastMessageType), "PatchAhead");
   EXPECT_EQ(message_name(MessageType{0}), "unknown");
   EXPECT_EQ(message_name(MessageType{999}), "unknown");
   EXPECT_EQ(type_of(Message(Resumed{})), MessageType::kResumed);

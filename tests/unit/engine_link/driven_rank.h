@@ -61,6 +61,8 @@ inline std::string text_of(const RankAction& action) {
   if (std::holds_alternative<ActivateLoaded>(action)) return "activate";
   if (const auto* resume = std::get_if<ResumeEngine>(&action))
     return resume->overtakes_pause ? "resume over pause" : "resume";
+  if (const auto* ahead = std::get_if<ReadPatchAhead>(&action))
+    return "read patch to " + ahead->message->version.to_string();
   if (const auto* scrub = std::get_if<ScrubWeights>(&action))
     return fmt::format("scrub {}", scrub->message.pass);
   return "read " + std::get<ReadTensors>(action).version.to_string();

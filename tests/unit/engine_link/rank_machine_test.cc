@@ -15,6 +15,7 @@ namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::IsEmpty;
 
 // ---- frames ----
 
@@ -150,6 +151,34 @@ TEST(RankMachine, APatchIsOnlyForAPausedRankThatHoldsItsBase) {
   EXPECT_THAT(rank.texts().back(), HasSubstr("the patch begins at 1.7, but the rank is paused"));
   rank.send(by_patch);
   EXPECT_THAT(rank.texts(), ElementsAre("map"));
+}
+
+// It is never answered: the load for which it comes says what is wrong.
+TEST(RankMachine, APatchIsReadAheadOnlyWhereItsLoadCanFollow) {
+  const control::PatchAhead ahead{
+      .version = kSecond, .patch_base = {.epoch = 1, .step = 1}, .patch_bytes = 9};
+  for (const RankState state : {RankState::kLoading, RankState::kServing, RankState::kPaused,
+                                RankState::kLoaded, RankState::kTainted}) {
+    Rank rank(Rank::copying());
+    rank.bring(state);
+    rank.prepare(kSecond);
+    rank.forget();
+    control::PatchAhead other = ahead;
+    other.version = {.epoch = 1, .step = 9};
+    rank.send(other);
+    EXPECT_THAT(rank.texts(), IsEmpty()) << "it is not prepared";
+    other = ahead;
+    other.patch_base = {.epoch = 1, .step = 7};
+    rank.send(other);
+    other.patch_base = {};
+    rank.send(other);
+    EXPECT_THAT(rank.texts(), IsEmpty());
+    rank.send(ahead);
+    if (state == RankState::kServing || state == RankState::kPaused)
+      EXPECT_THAT(rank.texts(), ElementsAre("read patch to 1.2"));
+    else
+      EXPECT_THAT(rank.texts(), IsEmpty()) << rank_state_name(state);
+  }
 }
 
 TEST(RankMachine, ALoadEndsUnderItsOwnRequestAndByItsDeadline) {

@@ -274,11 +274,26 @@ TEST_P(Patches, BlocksAreWrittenTogetherAsOneByOne) {
       together.apply_to_part(blocks, part, memory, found);
       EXPECT_TRUE(memory == expected);
       EXPECT_TRUE(memory == part_of(target_[t], part));
-      for (std::size_t i = 0; i < blocks.size(); ++i) {
-        EXPECT_EQ(found[i].before, sums[i].before);
-        EXPECT_EQ(found[i].after, sums[i].after);
-        EXPECT_EQ(found[i].written_bytes, sums[i].written_bytes);
+      const auto expect_same = [&] {
+        for (std::size_t i = 0; i < blocks.size(); ++i) {
+          EXPECT_EQ(found[i].before, sums[i].before);
+          EXPECT_EQ(found[i].after, sums[i].after);
+          EXPECT_EQ(found[i].written_bytes, sums[i].written_bytes);
+        }
+      };
+      expect_same();
+      // What is replaced as a whole was read before.
+      memory = part_of(base_[t], part);
+      std::vector<WordSum> replaced;
+      for (const BlockView& block : blocks) {
+        const auto sum = together.sum_of_replaced(block, part, memory);
+        EXPECT_TRUE(block.dense || !sum);
+        replaced.push_back(sum.value_or(WordSum{}));
       }
+      found.assign(blocks.size(), {});
+      together.apply_to_part(blocks, part, memory, found, replaced);
+      EXPECT_TRUE(memory == expected);
+      expect_same();
     }
   }
 }
