@@ -32,7 +32,8 @@ void remove_left_over(const std::string& run_dir) {
 // It holds the lock, or it has removed the folder already. Nobody else knows the name.
 bool is_taken_for_left_over(const std::string& path, const Error& error) {
   std::error_code ignored;
-  return error.code() == ErrorCode::kBusy || !std::filesystem::exists(path, ignored);
+  return error.code() == ErrorCode::kBusy ||
+         std::filesystem::status(path, ignored).type() == std::filesystem::file_type::not_found;
 }
 
 }  // namespace
@@ -40,7 +41,8 @@ bool is_taken_for_left_over(const std::string& path, const Error& error) {
 Result<OwnRunDir> OwnRunDir::create(const std::string& run_dir) {
   WSYNC_TRY(make_private_directory(run_dir));
   remove_left_over(run_dir);
-  for (;;) {
+  constexpr int kTimes = 100;  // on a file system that refuses all locks it would go on for ever
+  for (int time = 1;; ++time) {
     std::string path = fmt::format("{}/{}{:08x}", run_dir, kPrefix, std::random_device()());
     if (path.size() > config::kRunDirBytesMax)
       return fail(ErrorCode::kInvalidInput,
@@ -50,7 +52,7 @@ Result<OwnRunDir> OwnRunDir::create(const std::string& run_dir) {
     WSYNC_TRY(make_private_directory(path));
     auto lock = LockFile::acquire(path + std::string(kLock), {}, LockFile::Naming::kIfRoom);
     if (lock) return OwnRunDir(std::move(path), std::move(*lock));
-    if (!is_taken_for_left_over(path, lock.error())) return fail(lock.error());
+    if (time == kTimes || !is_taken_for_left_over(path, lock.error())) return fail(lock.error());
   }
 }
 

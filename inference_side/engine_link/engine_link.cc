@@ -530,6 +530,7 @@ void EngineLink::execute(const RankActions& actions, std::span<const UniqueFd> f
       [&](const ScrubWeights& a) { loader_->scrub(a.message); },
   };
   for (const RankAction& action : actions) std::visit(execute_one, action);
+  loader_->unmap_patches();
 }
 
 void EngineLink::accept_welcome(const AcceptWelcome& action, std::span<const UniqueFd> fds) {

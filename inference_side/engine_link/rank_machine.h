@@ -168,10 +168,11 @@ struct ReadTensors {
   control::Envelope request;
   Version version;
 };
-// Begin or end a scrub. Its report is sent when there is one, not as an answer.
+// Read a patch whose load may follow. Nothing is answered.
 struct ReadPatchAhead {
   const control::PatchAhead* message = nullptr;  // borrowed from the frame
 };
+// Begin or end a scrub. Its report is sent when there is one, not as an answer.
 struct ScrubWeights {
   control::Scrub message;
 };
@@ -182,7 +183,7 @@ using RankAction =
                  ReadTensors, ReadPatchAhead, ScrubWeights>;
 using RankActions = std::vector<RankAction>;
 
-// This class has more than 25 methods: each of the fourteen messages of a sidecar has an overload
+// This class has more than 25 methods: each of the sixteen messages of a sidecar has an overload
 // of handle_command().
 class RankMachine {
  public:

@@ -26,7 +26,7 @@ Result<> VersionLoader::prepare(const control::Prepare& message, std::span<const
   if (fds.size() != needed)
     return fail(ErrorCode::kRefused,
                 fmt::format("the version carried {} descriptors, expected {}", fds.size(), needed));
-  forget(message.version);
+  forget_ahead(message.version);
   prepared_[message.version] =
       WSYNC_TRY(preparer_.prepare(message, needed == 1 ? fds.front().get() : -1));
   return {};
@@ -35,7 +35,7 @@ Result<> VersionLoader::prepare(const control::Prepare& message, std::span<const
 Result<std::unique_ptr<PatchLoad>> VersionLoader::open_patch(const Version& version,
                                                              std::uint64_t bytes,
                                                              std::span<const UniqueFd> fds,
-                                                             std::uint32_t copy_threads) {
+                                                             ThreadPool* helpers) {
   const auto found = prepared_.find(version);
   if (found == prepared_.end() || !takes_patches(description_))
     return fail(ErrorCode::kRefused, "this rank takes no patches");
@@ -45,7 +45,7 @@ Result<std::unique_ptr<PatchLoad>> VersionLoader::open_patch(const Version& vers
   if (fds.size() != 1)
     return fail(ErrorCode::kRefused,
                 fmt::format("the patch carried {} descriptors, expected 1", fds.size()));
-  auto opened = PatchLoad::open(fds.front().get(), bytes, *found->second, copiers(copy_threads));
+  auto opened = PatchLoad::open(fds.front().get(), bytes, *found->second, helpers);
   if (!opened) return fail(opened.error().with_context("patch"));
   return opened;
 }
@@ -56,10 +56,9 @@ Result<> VersionLoader::map_patch(const control::Load& message, std::span<const 
   const bool is_read = ahead && ahead->version == message.version &&
                        ahead->base == message.patch_base && fds.size() == 1 &&
                        ahead->patch->is_of(fds.front().get());
-  auto patch =
-      is_read
-          ? std::move(ahead->patch)
-          : WSYNC_TRY(open_patch(message.version, message.patch_bytes, fds, message.copy_threads));
+  auto patch = is_read ? std::move(ahead->patch)
+                       : WSYNC_TRY(open_patch(message.version, message.patch_bytes, fds,
+                                              copiers(message.copy_threads)));
   if (weights_) WSYNC_TRY(weights_->claim_patch());
   patch_ = std::move(patch);
   if (planted("patch_written_before_its_load"))
@@ -74,11 +73,12 @@ Result<> VersionLoader::read_ahead(const control::PatchAhead& message,
                        ahead_->patch->is_of(fds.front().get());
   if (is_read) return {};
   ahead_.reset();
-  auto patch =
-      WSYNC_TRY(open_patch(message.version, message.patch_bytes, fds, message.copy_threads));
+  // The threads of the load are kept for it.
+  ThreadPool* const helpers = message.copy_threads > 1 ? copiers(message.copy_threads) : nullptr;
+  auto patch = WSYNC_TRY(open_patch(message.version, message.patch_bytes, fds, helpers));
   const bool is_in_place = description_.take == TakeMode::kPieces && !weights_ &&
                            committed_.layout && committed_.version == message.patch_base;
-  if (is_in_place) WSYNC_TRY(patch->sum_ahead(description_, copiers(message.copy_threads)));
+  if (is_in_place) WSYNC_TRY(patch->sum_ahead(description_, helpers));
   ahead_ = {.version = message.version, .base = message.patch_base, .patch = std::move(patch)};
   return {};
 }

@@ -12,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 
 #include "inference_side/engine_link/device_weights.h"
 #include "inference_side/engine_link/engine.h"
@@ -47,7 +48,8 @@ class VersionLoader {
   // Gives up a prepared version. A version that is loaded or adopted stays. The mapping of its
   // arena is kept for later versions.
   void forget(const Version& version) {
-    if (ahead_ && (ahead_->version == version || ahead_->base == version)) ahead_.reset();
+    forget_ahead(version);
+    if (!loading_) written_patch_.reset();
     prepared_.erase(version);
   }
   // Unmaps the arenas in which no prepared, loaded or adopted version is. The others are unmapped
@@ -61,9 +63,10 @@ class VersionLoader {
   [[nodiscard]] Result<> map_patch(const control::Load& message, std::span<const UniqueFd> fds);
   // Forgets it, if no load has started with it.
   void drop_patch() noexcept { patch_.reset(); }
-  // The same as map_patch() for a load that may come, while the engine serves the version that the
+  // Maps and checks the patch of a load that may come, for a rank that holds the version that the
   // patch begins at. In host memory it also sums what the patch replaces as a whole. map_patch()
-  // takes what was read here, if it is given the same memory. Errors as map_patch().
+  // takes what was read here, if it is given the same memory. It is forgotten when a load starts,
+  // and when the engine begins to serve. Errors as map_patch().
   [[nodiscard]] Result<> read_ahead(const control::PatchAhead& message,
                                     std::span<const UniqueFd> fds);
 
@@ -120,9 +123,19 @@ class VersionLoader {
   // told by take_scrubbed(). The rank has to be serving for anything to be read (set_serving()).
   void scrub(const control::Scrub& message);
   void set_serving(bool serving) {
-    if (serving) written_patch_.reset();
+    begins_to_serve_ |= serving && !serving_;
+    serving_ = serving;
     scrubber_.set_serving(serving);
     engine_scrub_.set_serving(serving);
+  }
+  // Unmaps the patches that are not needed any more. It takes long, so call it when what waits for
+  // an answer has it.
+  void unmap_patches() {
+    if (std::exchange(begins_to_serve_, false)) {
+      ahead_.reset();
+      written_patch_.reset();
+    }
+    if (!description_.leader && !loading_) written_patch_.reset();
   }
   [[nodiscard]] std::optional<control::Scrubbed> take_scrubbed() {
     auto report = scrubber_.take_report();
@@ -164,10 +177,13 @@ class VersionLoader {
     engine_scrub_.end(why);
   }
   [[nodiscard]] ThreadPool* copiers(std::uint32_t threads);
+  void forget_ahead(const Version& version) {
+    if (ahead_ && (ahead_->version == version || ahead_->base == version)) ahead_.reset();
+  }
   [[nodiscard]] Result<std::unique_ptr<PatchLoad>> open_patch(const Version& version,
                                                               std::uint64_t bytes,
                                                               std::span<const UniqueFd> fds,
-                                                              std::uint32_t copy_threads);
+                                                              ThreadPool* helpers);
   // Gives the lease of the loaded version back, unless the engine serves from it.
   void give_back_lease();
   // The same, and forgets it. What an engine on a GPU has borrowed stays until the next load
@@ -198,9 +214,7 @@ class VersionLoader {
   Result<> late_failure_;                 // of session_, which ends when the engine has answered
   std::unique_ptr<ThreadPool> copiers_;   // kept for the next load
   std::unique_ptr<PatchLoad> patch_;      // of the load that starts next
-  // Of the load that was started last. It is unmapped when the engine serves, because that takes
-  // long.
-  std::unique_ptr<PatchLoad> written_patch_;
+  std::unique_ptr<PatchLoad> written_patch_;  // of the load that was started last
   // What read_ahead() has read. No load has started since.
   struct AheadPatch {
     Version version;
@@ -208,6 +222,8 @@ class VersionLoader {
     std::unique_ptr<PatchLoad> patch;
   };
   std::optional<AheadPatch> ahead_;
+  bool serving_ = false;
+  bool begins_to_serve_ = false;  // since unmap_patches()
   std::uint64_t copied_bytes_ = 0;
   EngineScrub engine_scrub_;  // of what only the engine can read
   Scrubber scrubber_;         // of the rest; destroyed first: it reads what the others hold

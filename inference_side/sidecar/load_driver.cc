@@ -22,6 +22,15 @@ struct CommandVisitor : Ts... {
 template <class... Ts>
 CommandVisitor(Ts...) -> CommandVisitor<Ts...>;
 
+constexpr std::uint64_t kAheadBytesMax = 1024 * limits::kMiB;
+
+// A rank reads about 1 GiB of a patch in a second, with one thread. It may take a quarter of the
+// time in which a rank must have stopped.
+std::uint64_t ahead_bytes_max(std::chrono::milliseconds pause_deadline) {
+  const auto ms = static_cast<std::uint64_t>(std::max<std::int64_t>(0, pause_deadline.count()));
+  return std::min<std::uint64_t>(kAheadBytesMax, ms * (kAheadBytesMax / 4'000));
+}
+
 // The replicas of one decision load at the same time, so each rank gets an equal share of the
 // cores.
 std::uint32_t copy_threads(std::size_t ranks) {
@@ -239,23 +248,25 @@ bool LoadDriver::may_lack_base(const std::string& replica, const Version& target
   return !known.needs_base;
 }
 
-void LoadDriver::read_ahead(const std::string& replica, const Version& base,
-                            const Version& target) {
+void LoadDriver::read_ahead(const std::string& replica, const Version& base, const Version& target,
+                            std::chrono::milliseconds pause_deadline) {
   const auto patch = choose_patch(replica, base, target);
-  if (!patch) return;
-  const control::PatchAhead message{
-      .version = target,
-      .patch_base = base,
-      .patch_bytes = patch->bytes(),
-      .copy_threads = copy_threads(options_.registry->ranks().size())};
+  if (!patch || patch->bytes() > ahead_bytes_max(pause_deadline)) return;
+  const control::PatchAhead message{.version = target,
+                                    .patch_base = base,
+                                    .patch_bytes = patch->bytes(),
+                                    .copy_threads = 1};  // the engines of this host serve meanwhile
   for (const AttachedRank& attached : options_.registry->ranks_of(replica)) {
     const auto rank = options_.find(attached.id);
-    if (!contains(rank->capabilities, control::Capability::kPatchAhead)) continue;
+    // A controller has no weights.
+    if (rank->is_controller || !contains(rank->capabilities, control::Capability::kPatchAhead))
+      continue;
     auto memory = patch->share();
     if (!memory) return log_debug("{}: {}", replica, memory.error().message());  // Load says it
     std::vector<UniqueFd> fds;
     fds.push_back(std::move(*memory));
     rank->send(0, message, std::move(fds));
+    rank->reads_ahead = true;
   }
 }
 

@@ -160,10 +160,10 @@ struct Load {
   Version patch_base = {};
   std::uint64_t patch_bytes = 0;
 };
-// Sent before Pause to every rank that names kPatchAhead: the patch that a Load will probably name.
-// The rank maps and checks it, and reads what it replaces as a whole, while the engine serves, so
-// that the pause need not wait for that. It does not answer: if anything of it fails, the Load will
-// say so. Descriptor: the memory of the patch.
+// Just before the leader's Pause, to every rank that names kPatchAhead: the patch that a Load will
+// probably name. The rank maps and checks it, and reads what it replaces as a whole, before it
+// handles what follows. It does not answer: if anything of it fails, the Load will say so.
+// Descriptor: the memory of the patch.
 struct PatchAhead {
   static constexpr MessageType kType = MessageType::kPatchAhead;
   Version version;  // that the patch leads to

@@ -10,9 +10,9 @@
 //    VerifyReply, PlanReply, TraceAnswer, ForgetReply, StatusReply, Error
 //  * engine rank to sidecar: EngineStarting, EngineHello, Prepared, Paused, BucketAck, Loaded,
 //    Committed, Resumed, Digests, Scrubbed, Pong, Error
-//  * sidecar to engine rank: EngineWelcome, Refuse, Prepare, Release, UnmapArenas, PatchAhead,
-//  Pause,
-//    Load, BucketReady, Commit, Resume, ReadDigests, Scrub, Abort, Ping
+//  * sidecar to engine rank: EngineWelcome, Refuse, Prepare, Release, UnmapArenas,
+//    PatchAhead, Pause, Load, BucketReady, Commit, Resume, ReadDigests, Scrub, Abort,
+//    Ping
 //  * trainer to a coordinator of another process: PublisherHello, RoundRequest, SnapshotEnd,
 //    RoundReplaced, RoundGivenUp, Rollback, Status, and Progress, PushReply and CancelReply for a
 //    command that was passed on to it

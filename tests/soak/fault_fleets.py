@@ -1,5 +1,7 @@
 """Several runs of faults.py beside each other. One fleet mostly waits: for a fault that lasts, and for deadlines. Several use a machine."""
 import collections
+import contextlib
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -14,8 +16,15 @@ def _interrupted_once(*_):
     raise KeyboardInterrupt
 
 
+def _end_with_the_parent():
+    """Also if that is killed."""
+    PR_SET_PDEATHSIG = 1
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGINT)
+
+
 def _run(pipe, programs, seed, faults, replicas, cycles, seconds):
     signal.signal(signal.SIGINT, _interrupted_once)
+    _end_with_the_parent()
     run = FaultRun(programs, seed, faults, lambda line: print(f"seed {seed}: {line}", flush=True), replicas)
     try:
         said = run.run(cycles, seconds)
@@ -24,7 +33,8 @@ def _run(pipe, programs, seed, faults, replicas, cycles, seconds):
     except BaseException as error:  # of the start of the fleet, or Ctrl-C
         said = f"{type(error).__name__}: {error} (seed {seed})"
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    pipe.send(said)
+    with contextlib.suppress(BrokenPipeError):
+        pipe.send(said)
 
 
 def run_fleets(programs, seeds, cycles, seconds, faults=FAULTS, replicas=None):
@@ -35,7 +45,7 @@ def run_fleets(programs, seeds, cycles, seconds, faults=FAULTS, replicas=None):
     runs, failure = {}, None
     try:
         for seed in seeds:
-            # A fork keeps the arguments of the program. Nothing else runs in this process yet.
+            # A fork keeps the arguments of the program.
             pipe, end = multiprocessing.Pipe(duplex=False)
             process = multiprocessing.get_context("fork").Process(
                 target=_run, args=(end, programs, seed, faults, replicas, shares[seed], seconds))
@@ -58,6 +68,8 @@ def run_fleets(programs, seeds, cycles, seconds, faults=FAULTS, replicas=None):
         _stop(processes.values())
         raise
     finally:
+        for pipe in pipes:  # nobody reads from it any more
+            pipe.close()
         for process in processes.values():
             process.join()
     if failure is not None:

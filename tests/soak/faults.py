@@ -2,6 +2,7 @@
 """Random faults in fleets under trainers that publish all the time: the command. README.md (faults) says what must hold after each."""
 import argparse
 import math
+import signal
 import sys
 
 import soak  # noqa: F401  (its import finds the scenarios' modules)
@@ -22,6 +23,7 @@ def main():
     parser.add_argument("--seed", type=int, default=1, help="of the choice of faults, processes and times (default: 1)")
     parser.add_argument("--lend", action="store_true", help="no engine serves from the trainer's arena, so that it is changed in place")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if not 1 <= options.fleets <= max(1, options.cycles):
         parser.error(f"--fleets {options.fleets}: expected 1 to the number of cycles ({options.cycles})")
     print(f"seed {options.seed}", flush=True)

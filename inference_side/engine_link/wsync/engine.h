@@ -18,11 +18,12 @@
  * tensors' memory. The sidecar limits their number for this rank; there are none if its engines
  * share few cores. While the rank serves, the weights are scrubbed: they are read again, from time
  * to time and for at most 1 % of the time (scrub.interval and scrub.max_share of the sidecar), so
- * that bits that flip there are found. A thread of the library reads tensors that were taken as
- * PIECES into host memory or adopted. When the rank ceases to serve, it ends with the block of 256
- * KiB at most that it is reading. Nothing is read from load_begin on until the rank serves again,
- * nor after wsync_engine_suspend or _stop has returned. WHOLE and BORROW: read_tensor is called for
- * it on the thread that serves the link.
+ * that bits that flip there are found. Just before a switch by a patch, what the patch replaces as
+ * a whole is read as well, by the thread that serves the link. A thread of the library reads
+ * tensors that were taken as PIECES into host memory or adopted. When the rank ceases to serve, it
+ * ends with the block of 256 KiB at most that it is reading. Nothing is read from load_begin on
+ * until the rank serves again, nor after wsync_engine_suspend or _stop has returned. WHOLE and
+ * BORROW: read_tensor is called for it on the thread that serves the link.
  *
  * fork: the parent continues without any change and keeps all of its handles. The child has no
  * resources of this library: its copies of the library's descriptors are closed before fork
@@ -306,8 +307,10 @@ WSYNC_API int wsync_engine_resume(wsync_engine* engine);
  * events. During a `wsync verify`, a call reads tensors back for about 2 ms, and at least one
  * tensor. A loop that calls this once per step spends that time in each step until all tensors have
  * been read. During a scrub of an engine that gives read_tensor, a call reads for about 1 ms when
- * that is due. A sidecar that is not there, or that refuses the rank, is no failure: the link goes
- * on trying, and wsync_engine_refusal tells of a refusal. */
+ * that is due. Just before it calls `pause` for a version that comes as a patch, a call maps and
+ * checks the patch. A thread of wsync_engine_start does that while the engine still serves; a loop
+ * that polls waits for it between two steps. A sidecar that is not there, or that refuses the rank,
+ * is no failure: the link goes on trying, and wsync_engine_refusal tells of a refusal. */
 WSYNC_API int wsync_engine_poll(wsync_engine* engine, int timeout_ms);
 /* Readable when wsync_engine_poll has something to do; -1 before wsync_engine_attach. */
 WSYNC_API int wsync_engine_fd(const wsync_engine* engine);

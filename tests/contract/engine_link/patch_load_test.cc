@@ -1,7 +1,9 @@
 // Loads by a patch: what a rank writes, what it answers, and what it refuses before anything
 // changes.
+#include <fstream>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <string>
 
 #include "tests/contract/engine_link/attached_rank.h"
 #include "tests/contract/engine_link/made_patch.h"
@@ -245,7 +247,7 @@ TEST(PatchLoad, WhatWasReadAheadWritesTheSame) {
         rank.peer.ask<control::Paused>(control::Pause{});
       answers.push_back(rank.peer.ask<control::Loaded>(load_by(bytes), memory.share()));
       EXPECT_EQ(answers.back().failure, "");
-      if (!whole) expect_holds(model, rank.engine, rank.second);
+      expect_holds(model, rank.engine, rank.second);
     }
     EXPECT_EQ(answers[0].before, answers[1].before);
     EXPECT_EQ(answers[0].sums, answers[1].sums);
@@ -270,6 +272,54 @@ TEST(PatchLoad, WhatWasReadAheadIsForgottenWithTheNextLoad) {
   for (const patch::BlockView& block : made.reader->blocks(0, 0, made.layout.block_count(0)))
     before += block.before;
   EXPECT_EQ(loaded.before[0].words, before) << "the sum of bytes that are there no more";
+}
+
+std::size_t mapped_patches() {
+  std::ifstream maps("/proc/self/maps");
+  std::size_t count = 0;
+  for (std::string line; std::getline(maps, line);)
+    count += line.find("memfd:patch") != std::string::npos ? 1U : 0U;
+  return count;
+}
+
+// The sidecar counts its patches without what engines still map.
+TEST(PatchLoad, WhatWasReadIsMappedNoLongerThanItIsNeeded) {
+  const Model model = Model::make();
+  RankThatReadsAhead rank(model);
+  const Bytes bytes = MadePatch(model, rank.first, rank.second).bytes();
+  const SharedPatch memory(bytes);
+  const auto mapped = [&] {
+    rank.peer.ask<control::Pong>(control::Ping{});  // everything before it is over
+    return mapped_patches() - 1;
+  };
+  for (int time = 0; time < 2; ++time) rank.peer.send(ahead_of(bytes), memory.share());
+  EXPECT_EQ(mapped(), 1U);
+  // The version is released, and prepared again.
+  rank.peer.send(control::Release{.version = kSecond});
+  EXPECT_EQ(mapped(), 0U);
+  const auto prepare = [&] {
+    EXPECT_EQ(rank.peer.ask<control::Prepared>(prepare_of(model, kSecond, true), share(rank.second))
+                  .failure,
+              "");
+  };
+  prepare();
+  rank.peer.send(ahead_of(bytes), memory.share());
+  EXPECT_EQ(mapped(), 1U);
+  prepare();
+  EXPECT_EQ(mapped(), 0U);
+  // The pause is withdrawn.
+  rank.read_and_pause(ahead_of(bytes), memory.share());
+  EXPECT_EQ(mapped(), 1U);
+  rank.peer.ask<control::Resumed>(control::Resume{});
+  EXPECT_EQ(mapped(), 0U);
+  // It is loaded, and served.
+  rank.read_and_pause(ahead_of(bytes), memory.share());
+  EXPECT_EQ(rank.peer.ask<control::Loaded>(load_by(bytes), memory.share()).failure, "");
+  EXPECT_EQ(rank.peer.ask<control::Committed>(control::Commit{.version = kSecond}).failure, "");
+  EXPECT_EQ(mapped(), 1U) << "unmapping would prolong the pause";
+  rank.peer.ask<control::Resumed>(control::Resume{});
+  EXPECT_EQ(mapped(), 0U);
+  expect_holds(model, rank.engine, rank.second);
 }
 
 // Nothing answers it. A load that follows is not worse off.
