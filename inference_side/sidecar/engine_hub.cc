@@ -308,7 +308,7 @@ void EngineHub::drop_dead(const std::string& replica, std::uint32_t rank) {
 void EngineHub::check_liveness() {
   const auto due = liveness_.tick([this](reload::EngineId id) {
     const auto rank = find(id);
-    return rank && (rank->reads_ahead || loads_->is_loading(rank->replica));
+    return rank && loads_->is_loading(rank->replica);
   });
   for (const reload::EngineId id : due.ping)
     if (const auto rank = find(id)) rank->send(0, control::Ping{});
@@ -327,7 +327,6 @@ void EngineHub::check_liveness() {
 
 void EngineHub::handle(const std::shared_ptr<EngineRank>& rank, control::Frame frame) {
   if (rank->refused) return;
-  rank->reads_ahead = false;
   if (liveness_.heard(rank->id)) {
     log_info("engine {} rank {} answers again", rank->replica, rank->rank);
     rank->silence.clear();
@@ -768,8 +767,10 @@ void EngineHub::send_pauses(const PausePacer::Pauses& pauses) {
 void EngineHub::send_pause(const std::string& replica, const reload::SendPause& command) {
   const auto rank = find(replica, command.rank);
   if (!rank) return;
-  loads_->read_ahead(replica, command.base, command.version,
-                     std::chrono::milliseconds(command.deadline_ms));
+  // A rank that reads does not answer meanwhile.
+  loads_->read_ahead(
+      replica, command.base, command.version,
+      std::min(std::chrono::milliseconds(command.deadline_ms), options_.engine_deadline));
   const auto held = preparation_->find(command.version);
   rank->send(command.request, control::Pause{.mode = command.mode,
                                              .deadline_ms = command.deadline_ms,

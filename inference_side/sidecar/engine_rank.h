@@ -41,7 +41,6 @@ struct EngineRank {
   bool takes_layers = false;     // by a patch: all bytes of the layers that it changes
   bool is_controller = false;    // of its replica: it has no weights
   bool loaded_by_patch = false;  // the load that it has completed last
-  bool reads_ahead = false;      // it was sent PatchAhead, and has not said anything since
   Version active;                // what it has committed; 0.0 = none
   // Its attachment, which the switch of its replica is not told of until the rank has answered
   // whether it takes the newest version: a replica that does not must not be paused for it.

@@ -25,9 +25,9 @@ CommandVisitor(Ts...) -> CommandVisitor<Ts...>;
 constexpr std::uint64_t kAheadBytesMax = 1024 * limits::kMiB;
 
 // A rank reads about 1 GiB of a patch in a second, with one thread. It may take a quarter of the
-// time in which a rank must have stopped.
-std::uint64_t ahead_bytes_max(std::chrono::milliseconds pause_deadline) {
-  const auto ms = static_cast<std::uint64_t>(std::max<std::int64_t>(0, pause_deadline.count()));
+// time in which it must answer.
+std::uint64_t ahead_bytes_max(std::chrono::milliseconds deadline) {
+  const auto ms = static_cast<std::uint64_t>(std::max<std::int64_t>(0, deadline.count()));
   return std::min<std::uint64_t>(kAheadBytesMax, ms * (kAheadBytesMax / 4'000));
 }
 
@@ -249,9 +249,9 @@ bool LoadDriver::may_lack_base(const std::string& replica, const Version& target
 }
 
 void LoadDriver::read_ahead(const std::string& replica, const Version& base, const Version& target,
-                            std::chrono::milliseconds pause_deadline) {
+                            std::chrono::milliseconds deadline) {
   const auto patch = choose_patch(replica, base, target);
-  if (!patch || patch->bytes() > ahead_bytes_max(pause_deadline)) return;
+  if (!patch || patch->bytes() > ahead_bytes_max(deadline)) return;
   const control::PatchAhead message{.version = target,
                                     .patch_base = base,
                                     .patch_bytes = patch->bytes(),
@@ -266,7 +266,6 @@ void LoadDriver::read_ahead(const std::string& replica, const Version& base, con
     std::vector<UniqueFd> fds;
     fds.push_back(std::move(*memory));
     rank->send(0, message, std::move(fds));
-    rank->reads_ahead = true;
   }
 }
 

@@ -59,9 +59,9 @@ class LoadDriver {
   void cancel(const std::string& replica, std::uint64_t request);
   // The ranks of the replica, which hold `base`, will probably load `target`: they read its patch,
   // if there is one that they may take, while they still serve. One whose reading could take much
-  // of `pause_deadline` is left to the load.
+  // of `deadline`, in which a rank must answer, is left to the load.
   void read_ahead(const std::string& replica, const Version& base, const Version& target,
-                  std::chrono::milliseconds pause_deadline);
+                  std::chrono::milliseconds deadline);
   // See LoadQueue::expect_more.
   void expect_more(bool expected);
   // A rank has been detached from the registry.
