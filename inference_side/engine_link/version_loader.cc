@@ -50,15 +50,19 @@ Result<std::unique_ptr<PatchLoad>> VersionLoader::open_patch(const Version& vers
   return opened;
 }
 
+bool VersionLoader::is_read_ahead(const Version& version, const Version& base,
+                                  std::span<const UniqueFd> fds) const {
+  return ahead_ && ahead_->version == version && ahead_->base == base && fds.size() == 1 &&
+         ahead_->patch->is_of(fds.front().get());
+}
+
 Result<> VersionLoader::map_patch(const control::Load& message, std::span<const UniqueFd> fds) {
   patch_.reset();
-  std::optional<AheadPatch> ahead = std::exchange(ahead_, std::nullopt);
-  const bool is_read = ahead && ahead->version == message.version &&
-                       ahead->base == message.patch_base && fds.size() == 1 &&
-                       ahead->patch->is_of(fds.front().get());
-  auto patch = is_read ? std::move(ahead->patch)
+  const bool is_read = is_read_ahead(message.version, message.patch_base, fds);
+  auto patch = is_read ? std::move(ahead_->patch)
                        : WSYNC_TRY(open_patch(message.version, message.patch_bytes, fds,
                                               copiers(message.copy_threads)));
+  ahead_.reset();
   if (weights_) WSYNC_TRY(weights_->claim_patch());
   patch_ = std::move(patch);
   if (planted("patch_written_before_its_load"))
@@ -68,10 +72,7 @@ Result<> VersionLoader::map_patch(const control::Load& message, std::span<const 
 
 Result<> VersionLoader::read_ahead(const control::PatchAhead& message,
                                    std::span<const UniqueFd> fds) {
-  const bool is_read = ahead_ && ahead_->version == message.version &&
-                       ahead_->base == message.patch_base && fds.size() == 1 &&
-                       ahead_->patch->is_of(fds.front().get());
-  if (is_read) return {};
+  if (is_read_ahead(message.version, message.patch_base, fds)) return {};
   ahead_.reset();
   // The threads of the load are kept for it.
   ThreadPool* const helpers = message.copy_threads > 1 ? copiers(message.copy_threads) : nullptr;

@@ -177,6 +177,9 @@ class VersionLoader {
     engine_scrub_.end(why);
   }
   [[nodiscard]] ThreadPool* copiers(std::uint32_t threads);
+  // Whether read_ahead() has read this patch, in the memory of this descriptor.
+  [[nodiscard]] bool is_read_ahead(const Version& version, const Version& base,
+                                   std::span<const UniqueFd> fds) const;
   void forget_ahead(const Version& version) {
     if (ahead_ && (ahead_->version == version || ahead_->base == version)) ahead_.reset();
   }

@@ -24,9 +24,9 @@ inline std::span<const std::byte> tensor_in(const Model& model, const SharedAren
                               model.manifest.byte_size(tensor));
 }
 
-// The second version differs from the first one in each 40th element of two bytes, and in nothing
-// of "model.layers.1".
-inline SharedArena changed_arena(const Model& model, const SharedArena& first) {
+// The second version: `change(piece, bytes)` changes the bytes of the first one.
+template <class Change>
+SharedArena second_arena(const Model& model, const SharedArena& first, Change&& change) {
   auto made =
       SharedArena::create({.name = "test", .data_bytes = model.plan.arena_bytes(), .threads = 1})
           .value();
@@ -36,13 +36,18 @@ inline SharedArena changed_arena(const Model& model, const SharedArena& first) {
                                      .bucket_bytes = model.plan.bucket_bytes()})
                    .value();
   std::ranges::copy(first.data(), lease.data().begin());
-  for (const Piece& piece : model.plan.pieces()) {
-    if (model.manifest.tensor(piece.tensor).name.find("layers.1.") != std::string::npos) continue;
-    const auto bytes = lease.data().subspan(model.plan.arena_offset(piece), piece.bytes);
-    for (std::size_t at = 0; at < bytes.size(); at += 80) bytes[at] ^= std::byte{1};
-  }
+  for (const Piece& piece : model.plan.pieces())
+    change(piece, lease.data().subspan(model.plan.arena_offset(piece), piece.bytes));
   std::move(lease).complete({.low = kSecond.step, .high = 1});
   return made;
+}
+
+// It differs in each 40th element of two bytes, and in nothing of "model.layers.1".
+inline SharedArena changed_arena(const Model& model, const SharedArena& first) {
+  return second_arena(model, first, [&](const Piece& piece, std::span<std::byte> bytes) {
+    if (model.manifest.tensor(piece.tensor).name.find("layers.1.") != std::string::npos) return;
+    for (std::size_t at = 0; at < bytes.size(); at += 80) bytes[at] ^= std::byte{1};
+  });
 }
 
 // A rank of unified devices that has two versions to be switched between.

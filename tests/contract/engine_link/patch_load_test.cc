@@ -191,20 +191,10 @@ control::PatchAhead ahead_of(const Bytes& patch, Version base = kFirst) {
 
 // The second version differs from the first one in all bytes of tensor 0, and in nothing else.
 SharedArena with_a_new_tensor(const Model& model, const SharedArena& first) {
-  auto made =
-      SharedArena::create({.name = "test", .data_bytes = model.plan.arena_bytes(), .threads = 1})
-          .value();
-  auto lease = made.try_write_lease({.version_epoch = kSecond.epoch,
-                                     .version_step = kSecond.step,
-                                     .layout = model.manifest.layout_digest(),
-                                     .bucket_bytes = model.plan.bucket_bytes()})
-                   .value();
-  std::ranges::copy(first.data(), lease.data().begin());
-  for (const Piece& piece : model.plan.tensor_pieces(0))
-    for (auto& byte : lease.data().subspan(model.plan.arena_offset(piece), piece.bytes))
-      byte ^= std::byte{1};
-  std::move(lease).complete({.low = kSecond.step, .high = 1});
-  return made;
+  return second_arena(model, first, [](const Piece& piece, std::span<std::byte> bytes) {
+    if (piece.tensor != 0) return;
+    for (std::byte& byte : bytes) byte ^= std::byte{1};
+  });
 }
 
 // The memory of a patch, which is given to a rank several times.

@@ -99,22 +99,34 @@ TEST(LinkScrub, AnEngineIsAskedForItsBytesOnlyWhileItServes) {
   }
 }
 
+// The first call in which an engine is asked for its bytes. It lasts until the test ends it.
+class FirstCall {
+ public:
+  explicit FirstCall(FakeEngine& engine) {
+    engine.on_read = [this, first = true](std::uint32_t) mutable {
+      if (!std::exchange(first, false)) return;
+      begun_.set_value();
+      may_end_.get_future().wait();
+    };
+  }
+  void wait() { begun_.get_future().wait(); }
+  void end() { may_end_.set_value(); }
+
+ private:
+  std::promise<void> begun_;
+  std::promise<void> may_end_;
+};
+
 // However slow it is, what has come from the sidecar waits for one call only.
 TEST(LinkScrub, APauseWaitsForOneCallOfTheEngineAtMost) {
   const Model model = Model::make();
   ScrubbedRank rank(model, TakeMode::kWhole);
-  std::promise<void> asked;
-  std::promise<void> is_sent;
-  rank.engine.on_read = [&, first = true](std::uint32_t) mutable {
-    if (!std::exchange(first, false)) return;
-    asked.set_value();
-    is_sent.get_future().wait();
-  };
+  FirstCall call(rank.engine);
   rank.serve();
   rank.peer.send(kScrub);
-  asked.get_future().wait();
+  call.wait();
   rank.peer.send(control::Pause{});
-  is_sent.set_value();
+  call.end();
   EXPECT_EQ(rank.peer.expect<control::Paused>().step, 7U);
   EXPECT_EQ(rank.engine.reads, 1U);
   // The pass goes on where it was.
@@ -142,18 +154,12 @@ TEST(LinkScrub, ASuspendedEngineIsAskedForNothing) {
   const Model model = Model::make();
   ScrubbedRank rank(model, TakeMode::kWhole);
   // What comes during the first call ends its burst. One burst would read the whole small model.
-  std::promise<void> asked;
-  std::promise<void> is_sent;
-  rank.engine.on_read = [&, first = true](std::uint32_t) mutable {
-    if (!std::exchange(first, false)) return;
-    asked.set_value();
-    is_sent.get_future().wait();
-  };
+  FirstCall call(rank.engine);
   rank.serve();
   rank.peer.send(control::Scrub{.pass = 4, .share_ppm = 1});  // for a day
-  asked.get_future().wait();
+  call.wait();
   rank.peer.send(control::ReadDigests{});
-  is_sent.set_value();
+  call.end();
   rank.peer.expect<control::Digests>();
   ASSERT_TRUE(rank.link->suspend());
   const std::uint64_t before = rank.engine.reads;
