@@ -22,6 +22,9 @@
 namespace wsync::staging {
 namespace {
 
+// How many blocks are reversed between two looks at whether to stop.
+constexpr std::size_t kBlocksAtOnce = 1024;
+
 // The ranks then hold the target by its digest, whatever is staged.
 bool have_same_content(const HeldVersion& base, const HeldVersion& target) {
   return base.digests().root == target.digests().root;
@@ -225,12 +228,17 @@ Result<std::shared_ptr<const HeldPatch>> HeldPatch::make_back(const HeldPatch& f
   const patch::Layout& layout = forward.layout();
   auto builder = WSYNC_TRY(patch::PatchBuilder::create(layout, patch::kPatchBucketBytes));
   patch::BlockApplier applier(layout);
-  for (const patch::BlockView& block : forward.reader().blocks()) {
+  for (std::span<const patch::BlockView> rest = forward.reader().blocks(); !rest.empty();) {
     if (limits.stop.stop_requested())
       return fail(ErrorCode::kCancelled, "the patch is no longer needed");
-    builder.add(WSYNC_TRY(applier.make_reverse(
-        block, tensor_bytes(base, block.place.tensor)
-                   .subspan(patch::Layout::offset(block.place), layout.block_bytes(block.place)))));
+    const auto blocks = rest.first(std::min(rest.size(), kBlocksAtOnce));
+    rest = rest.subspan(blocks.size());
+    std::vector<const std::byte*> begins;
+    for (const patch::BlockView& block : blocks)
+      begins.push_back(tensor_bytes(base, block.place.tensor).data() +
+                       patch::Layout::offset(block.place));
+    WSYNC_TRY(applier.make_reverse(blocks, begins,
+                                   [&](patch::Block back) { builder.add(std::move(back)); }));
   }
   return share(forward.target().with_memory(NoMemory{}), base.with_memory(NoMemory{}), builder,
                limits);

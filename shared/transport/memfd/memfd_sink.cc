@@ -64,14 +64,14 @@ Result<ArenaView> open_arena(const Pending& pending, int fd, unsigned threads, K
 }
 
 // Whatever is wrong with the changes, the arena may be well.
-Result<Answer> take_changes(const Pending& pending, UniqueFd fd) {
+Result<Answer> take_changes(const Pending& pending, UniqueFd fd, unsigned threads) {
   if (!pending.wanted.wants_changes_alone())
     return fail(ErrorCode::kInvalidInput, "the host link sent changes that were not asked for");
   // Frames and digests of all buckets come with them.
   const std::uint64_t most = changes_wanted(pending.wanted) +
                              pending.wanted.buckets.size() * (kFrameBytes + kTrailerBytes);
   const auto sealed = WSYNC_TRY(SealedMemory::adopt(std::move(fd), most));
-  return Answer{.changes = WSYNC_TRY(read_changes(pending.wanted, sealed.bytes()))};
+  return Answer{.changes = WSYNC_TRY(read_changes(pending.wanted, sealed.bytes(), threads))};
 }
 
 }  // namespace
@@ -269,14 +269,14 @@ void MemfdSink::Link::take(Packet packet) {
   if (packet.frame.type == FrameType::kFailure)
     return finish(std::move(pending), fail(packet.frame.code, std::move(packet.text)));
   if (packet.frame.type == FrameType::kChanges) {
-    auto answer = take_changes(pending, std::move(packet.fd));
+    auto answer = take_changes(pending, std::move(packet.fd), options_.threads);
     const bool needs_memory = !answer.has_value();
     return finish(std::move(pending), std::move(answer), needs_memory);
   }
   if (packet.frame.type != FrameType::kArena)
     return finish(std::move(pending),
                   fail(ErrorCode::kInvalidInput, "the host link answered with a wrong frame"));
-  auto view = open_arena(pending, packet.fd.get(), options_.populate_threads, *options_.kept);
+  auto view = open_arena(pending, packet.fd.get(), options_.threads, *options_.kept);
   std::shared_ptr<const SealedMemory> patch;
   if (packet.patch.valid()) {
     auto mapped = SealedMemory::adopt(std::move(packet.patch), pending.wanted.data_bytes);

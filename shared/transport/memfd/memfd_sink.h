@@ -22,7 +22,7 @@ struct MemfdSinkOptions {
   // then only the transfer fails.
   std::function<void(const Error& why)> on_lost = [](const Error&) {};
   std::function<void()> on_arenas_retired = [] {};  // see SinkOptions
-  unsigned populate_threads = 2;  // number of threads that map the pages of an arena
+  unsigned threads = 2;  // that map the pages of an arena, or prove changes
   std::shared_ptr<KeptMappings> kept = std::make_shared<KeptMappings>();
 };
 

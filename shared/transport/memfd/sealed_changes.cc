@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <utility>
 
 #include "shared/base/check.h"
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
+#include "shared/base/thread_pool.h"
 #include "shared/transport/frame.h"
 #include "shared/transport/limits.h"
 #include "shared/weights/content_digest.h"
@@ -34,6 +36,46 @@ Result<std::span<const std::byte>> take(std::span<const std::byte>& bytes, std::
   const auto taken = bytes.first(count);
   bytes = bytes.subspan(count);
   return taken;
+}
+
+struct SealedBucket {
+  std::span<const std::byte> changes;
+  Digest promised;  // of the bucket with its changes
+};
+
+// Takes the next bucket from the front.
+Result<SealedBucket> take_bucket(const FetchRequest& wanted, std::uint64_t bucket,
+                                 std::span<const std::byte>& bytes) {
+  const auto head = WSYNC_TRY(take(bytes, kFrameBytes, bucket));
+  const Frame frame = WSYNC_TRY(decode_frame(head.first<kFrameBytes>()));
+  if (frame.type != FrameType::kChanges || frame.key != wanted.key || frame.bucket != bucket ||
+      frame.base != wanted.base->version)
+    return fail(
+        ErrorCode::kInvalidInput,
+        fmt::format("sealed changes: expected bucket {} of version {} from {}, found "
+                    "bucket {} of {} from {}",
+                    bucket, wanted.key.version.to_string(), wanted.base->version.to_string(),
+                    frame.bucket, frame.key.version.to_string(), frame.base.to_string()));
+  const auto changes = WSYNC_TRY(take(bytes, frame.bytes, bucket));
+  const auto trailer = WSYNC_TRY(take(bytes, kTrailerBytes, bucket));
+  return SealedBucket{.changes = changes,
+                      .promised = decode_trailer(trailer.first<kTrailerBytes>())};
+}
+
+Result<ArrivedBucket> prove(const FetchRequest& wanted, std::uint64_t bucket,
+                            const SealedBucket& sealed) {
+  auto sums = WSYNC_TRY(sums_with(wanted, bucket, sealed.changes));
+  const Digest computed = bucket_digest(sums);
+  if (computed != sealed.promised && !planted("sealed_changes_not_proven"))
+    return fail(ErrorCode::kDigestMismatch,
+                fmt::format("bucket {} has digest {} with its changes, its source says {}", bucket,
+                            computed.to_string(), sealed.promised.to_string()));
+  return ArrivedBucket{
+      .bucket = bucket,
+      .digest = sealed.promised,
+      .sums = std::move(sums),
+      .changes = std::make_shared<const Bytes>(sealed.changes.begin(), sealed.changes.end()),
+      .payload_bytes = sealed.changes.size()};
 }
 
 }  // namespace
@@ -72,37 +114,30 @@ Result<SealedMemory> seal_changes(const Offered& offered) {
 }
 
 Result<std::vector<ArrivedBucket>> read_changes(const FetchRequest& wanted,
-                                                std::span<const std::byte> bytes) {
-  std::vector<ArrivedBucket> arrived;
-  for (std::uint64_t bucket = 0; bucket < wanted.buckets.size(); ++bucket) {
-    const auto head = WSYNC_TRY(take(bytes, kFrameBytes, bucket));
-    const Frame frame = WSYNC_TRY(decode_frame(head.first<kFrameBytes>()));
-    if (frame.type != FrameType::kChanges || frame.key != wanted.key || frame.bucket != bucket ||
-        frame.base != wanted.base->version)
-      return fail(
-          ErrorCode::kInvalidInput,
-          fmt::format("sealed changes: expected bucket {} of version {} from {}, found "
-                      "bucket {} of {} from {}",
-                      bucket, wanted.key.version.to_string(), wanted.base->version.to_string(),
-                      frame.bucket, frame.key.version.to_string(), frame.base.to_string()));
-    const auto changes = WSYNC_TRY(take(bytes, frame.bytes, bucket));
-    const Digest promised =
-        decode_trailer(WSYNC_TRY(take(bytes, kTrailerBytes, bucket)).first<kTrailerBytes>());
-    auto sums = WSYNC_TRY(sums_with(wanted, bucket, changes));
-    const Digest computed = bucket_digest(sums);
-    if (computed != promised && !planted("sealed_changes_not_proven"))
-      return fail(ErrorCode::kDigestMismatch,
-                  fmt::format("bucket {} has digest {} with its changes, its source says {}",
-                              bucket, computed.to_string(), promised.to_string()));
-    arrived.push_back({.bucket = bucket,
-                       .digest = promised,
-                       .sums = std::move(sums),
-                       .changes = std::make_shared<const Bytes>(changes.begin(), changes.end()),
-                       .payload_bytes = frame.bytes});
-  }
+                                                std::span<const std::byte> bytes,
+                                                unsigned threads) {
+  const std::size_t buckets = wanted.buckets.size();
+  std::vector<SealedBucket> sealed;
+  for (std::uint64_t bucket = 0; bucket < buckets; ++bucket)
+    sealed.push_back(WSYNC_TRY(take_bucket(wanted, bucket, bytes)));
   if (!bytes.empty())
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("sealed changes: {} bytes are left over", bytes.size()));
+  std::vector<Result<ArrivedBucket>> proven(buckets, fail(ErrorCode::kCancelled, "not proven"));
+  std::atomic<bool> is_over = false;
+  ThreadPool helpers(std::max(1U, threads) - 1);
+  for_each_index(&helpers, buckets, [&](std::size_t bucket) {
+    if (is_over) return;
+    proven[bucket] = prove(wanted, bucket, sealed[bucket]);
+    if (!proven[bucket]) is_over = true;
+  });
+  const auto is_wrong = [](const Result<ArrivedBucket>& bucket) {
+    return !bucket && bucket.error().code() != ErrorCode::kCancelled;
+  };
+  if (const auto wrong = std::ranges::find_if(proven, is_wrong); wrong != proven.end())
+    return fail(wrong->error());
+  std::vector<ArrivedBucket> arrived;
+  for (Result<ArrivedBucket>& bucket : proven) arrived.push_back(std::move(*bucket));
   return arrived;
 }
 

@@ -28,8 +28,10 @@ namespace wsync::transport::memfd {
 
 // Reads the changes of a version that is wanted as changes alone, and proves them against the base
 // of the request. kInvalidInput with the broken rule if the bytes are not those of seal_changes()
-// for this request; kDigestMismatch with the bucket if the changes do not fit the base. Blocks.
+// for this request; kDigestMismatch with the bucket if the changes do not fit the base. Blocks, and
+// uses up to `threads` threads.
 [[nodiscard]] Result<std::vector<ArrivedBucket>> read_changes(const FetchRequest& wanted,
-                                                              std::span<const std::byte> bytes);
+                                                              std::span<const std::byte> bytes,
+                                                              unsigned threads = 1);
 
 }  // namespace wsync::transport::memfd

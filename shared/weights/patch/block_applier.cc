@@ -3,13 +3,14 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <utility>
 
 #include "shared/base/check.h"
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
 #include "shared/base/stream_copy.h"
 #include "shared/weights/patch/bucket.h"
-#include "shared/weights/patch/element_writer.h"
+#include "shared/weights/patch/element_loop.h"
 #include "shared/weights/patch/touched_sum.h"
 
 namespace wsync::patch {
@@ -32,6 +33,11 @@ void copy_element(std::byte* to, const std::byte* from, std::uint32_t size) noex
       break;
   }
 }
+
+// How many elements have their positions in memory at a time, or those of one block.
+constexpr std::size_t kRunElements = 65'536;
+
+std::size_t sparse_elements(const BlockView& block) { return block.dense ? 0 : block.elements; }
 
 // Calls `call` with a number that has as many bytes as an element.
 template <class Call>
@@ -124,108 +130,91 @@ void BlockApplier::read(const BlockView& block) {
 }
 
 WordSum BlockApplier::sum(const BlockView& block, std::span<const std::byte> bytes) const {
-  const PatchedTensor& tensor = layout_->tensor(block.place.tensor);
-  const std::uint64_t offset = Layout::offset(block.place);
-  if (block.dense) return word_sum(bytes, {.seed = tensor.seed, .position = offset});
-  const auto fetch = [&](std::size_t i) {
-    if (i < positions_.size())
-      __builtin_prefetch(bytes.data() + std::uint64_t{positions_[i]} * tensor.element_bytes, 0, 2);
+  return word_sum(bytes, {.seed = layout_->tensor(block.place.tensor).seed,
+                          .position = Layout::offset(block.place)});
+}
+
+template <class Byte, class Visit>
+Result<> BlockApplier::for_each(std::span<const BlockView> blocks, std::span<Byte* const> begins,
+                                Visit&& visit) {
+  WSYNC_CHECK(begins.size() == blocks.size(), "the bytes of each block");
+  const auto element_bytes = [&](std::size_t i) {
+    return layout_->tensor(blocks[i].place.tensor).element_bytes;
   };
-  for (std::size_t i = 0; i < kPositionsAhead; ++i) fetch(i);
-  WordSum total;
-  std::size_t i = 0;
-  while (i < positions_.size()) {
-    // The words of one block of the sum, which have a factor in common.
-    const std::uint64_t block_begin =
-        std::uint64_t{positions_[i]} * tensor.element_bytes / kSumBlockBytes * kSumBlockBytes;
-    const std::uint64_t end = (block_begin + kSumBlockBytes) / tensor.element_bytes;
-    WordSum part;
-    std::uint64_t last_word = ~std::uint64_t{0};
-    for (; i < positions_.size() && positions_[i] < end; ++i) {
-      fetch(i + kPositionsAhead);
-      const std::uint64_t number =
-          std::uint64_t{positions_[i]} * tensor.element_bytes / kSumWordBytes;
-      if (number == last_word) continue;
-      last_word = number;
-      const std::uint64_t word = read_word(bytes, number * kSumWordBytes);
-      part +=
-          {.product = keyed_product(word, kTouchedKeys.words[number % kSumKeyCount]), .sum = word};
-    }
-    total.product +=
-        part.product * sum_factor(tensor.seed, (offset + block_begin) / kSumBlockBytes);
-    total.sum += part.sum;
+  for (std::size_t first = 0; first < blocks.size();) {
+    std::size_t elements = 0;
+    std::size_t end = first;
+    do elements += sparse_elements(blocks[end++]);
+    while (end < blocks.size() && element_bytes(end) == element_bytes(first) &&
+           elements + sparse_elements(blocks[end]) <= kRunElements);
+    if (run_positions_.size() < elements) run_positions_.resize(elements);
+    WSYNC_TRY(with_element(element_bytes(first), [&]<class Element>(Element) -> Result<> {
+      std::uint32_t* positions = run_positions_.data();
+      PositionsAhead<Element> ahead(blocks.subspan(first, end - first),
+                                    begins.subspan(first, end - first), positions);
+      for (std::size_t i = first; i < end; ++i) {
+        const std::span<const std::uint32_t> own(positions, sparse_elements(blocks[i]));
+        positions += own.size();
+        WSYNC_TRY(visit(blocks[i], std::span(begins[i], layout_->block_bytes(blocks[i].place)), own,
+                        ahead));
+      }
+      return {};
+    }));
+    first = end;
   }
-  return total;
+  return {};
 }
 
-WordSum BlockApplier::sum_with_values(const BlockView& block,
-                                      std::span<const std::byte> bytes) const {
-  // All bytes of a dense block are values.
-  if (block.dense) return sum(block, block.values);
-  const PatchedTensor& tensor = layout_->tensor(block.place.tensor);
-  const std::uint64_t size = tensor.element_bytes;
-  TouchedSum total(tensor.seed);
-  for (std::size_t i = 0; i < positions_.size();) {
-    const std::uint64_t begin = positions_[i] * size / kSumWordBytes * kSumWordBytes;
-    std::uint64_t word = read_word(bytes, begin);
-    std::byte* in_word = std::as_writable_bytes(std::span(&word, 1)).data();
-    for (; i < positions_.size() && positions_[i] * size < begin + kSumWordBytes; ++i)
-      copy_element(in_word + (positions_[i] * size - begin), block.values.data() + i * size,
-                   tensor.element_bytes);
-    total.add(word, (Layout::offset(block.place) + begin) / kSumWordBytes);
+template <ElementUse kUse, class Element>
+WrittenSums BlockApplier::visit(const BlockView& block, std::span<const std::uint32_t> positions,
+                                std::span<BlockByte<kUse>> bytes, PositionsAhead<Element>& ahead,
+                                std::byte* there) {
+  if (bytes.size() % kSumWordBytes == 0)
+    return visit_elements<Element, kUse>(*layout_, block, positions, bytes, ahead, there);
+  padded_.assign(bytes.begin(), bytes.end());
+  padded_.resize((bytes.size() / kSumWordBytes + 1) * kSumWordBytes);
+  const WrittenSums sums =
+      visit_elements<Element, kUse>(*layout_, block, positions, padded_, ahead, there);
+  if constexpr (kUse == ElementUse::kWrite)
+    std::copy_n(padded_.begin(), bytes.size(), bytes.begin());
+  return sums;
+}
+
+template <ElementUse kUse, class Element>
+Result<WrittenSums> BlockApplier::prove(const BlockView& block,
+                                        std::span<const std::uint32_t> positions,
+                                        std::span<const std::byte> bytes,
+                                        PositionsAhead<Element>& ahead, std::byte* there) {
+  WrittenSums found;
+  if (!block.dense) {
+    found = visit<kUse>(block, positions, bytes, ahead, there);
+  } else {
+    found.before = sum(block, bytes);
+    if constexpr (kUse == ElementUse::kCollect) std::memcpy(there, bytes.data(), bytes.size());
   }
-  return total.total();
-}
-
-template <class Element>
-WrittenSums BlockApplier::write(const BlockView& block, std::span<const std::uint32_t> positions,
-                                std::span<std::byte> bytes, PositionsAhead<Element>& ahead) const {
-  if (!block.dense) return write_elements(*layout_, block, positions, bytes, ahead);
-  return replace(block, bytes, sum(block, bytes));
-}
-
-WrittenSums BlockApplier::replace(const BlockView& block, std::span<std::byte> bytes,
-                                  const WordSum& before) const {
-  const SumPlace place{.seed = layout_->tensor(block.place.tensor).seed,
-                       .position = Layout::offset(block.place)};
-  return {.before = before, .after = copy_streaming_sum(bytes, block.values, place)};
-}
-
-WrittenSums BlockApplier::write(const BlockView& block, std::span<std::byte> bytes) const {
-  const std::uint32_t size = layout_->tensor(block.place.tensor).element_bytes;
-  if (block.dense || bytes.size() % kSumWordBytes == 0)
-    return with_element(size, [&]<class Element>(Element) {
-      PositionsAhead<Element> nothing;
-      return write(block, positions_, bytes, nothing);
-    });
-  // The last word is short.
-  WrittenSums written{.before = sum(block, bytes), .after = {}};
-  for (std::size_t i = planted("patch_skips_an_element") ? 1 : 0; i < positions_.size(); ++i)
-    copy_element(bytes.data() + std::uint64_t{positions_[i]} * size, block.values.data() + i * size,
-                 size);
-  written.after = sum(block, bytes);
-  return written;
-}
-
-Result<> BlockApplier::check_before(const BlockView& block,
-                                    std::span<const std::byte> bytes) const {
-  const WordSum found = sum(block, bytes);
-  if (found == block.before || planted("patch_accepts_any_base")) return {};
+  if (found.before == block.before || planted("patch_accepts_any_base")) return found;
   if (planted("patch_compares_the_difference")) {
-    Bytes result(bytes.begin(), bytes.end());
-    if (write(block, result).after + block.before == found + block.after) return {};
+    const WordSum after = block.dense ? sum(block, block.values) : found.after;
+    if (after + block.before == found.before + block.after) return found;
   }
   return fail(
       ErrorCode::kDigestMismatch,
       fmt::format("{}: the words that the patch changes have the sum {:016x}{:016x}, expected "
                   "{:016x}{:016x}: {}. Nothing of this block was written",
-                  layout_->describe(block.place), found.product, found.sum, block.before.product,
-                  block.before.sum,
-                  found == block.after ? "they have been patched already"
-                                       : "the base is another one than that of the patch"));
+                  layout_->describe(block.place), found.before.product, found.before.sum,
+                  block.before.product, block.before.sum,
+                  found.before == block.after ? "they have been patched already"
+                                              : "the base is another one than that of the patch"));
 }
 
-Result<> BlockApplier::check_after(const BlockView& block, const WordSum& found) const {
+template <class Element>
+Result<> BlockApplier::write_proven(const BlockView& block,
+                                    std::span<const std::uint32_t> positions,
+                                    std::span<std::byte> bytes, const WordSum& before,
+                                    PositionsAhead<Element>& ahead) {
+  const WordSum found = block.dense
+                            ? replace(block, bytes, before).after
+                            : visit<ElementUse::kWrite>(block, positions, bytes, ahead).after;
   if (found == block.after || planted("patch_compares_the_difference")) return {};
   return fail(
       ErrorCode::kDigestMismatch,
@@ -236,66 +225,100 @@ Result<> BlockApplier::check_after(const BlockView& block, const WordSum& found)
                   block.after.sum));
 }
 
+WrittenSums BlockApplier::replace(const BlockView& block, std::span<std::byte> bytes,
+                                  const WordSum& before) const {
+  const SumPlace place{.seed = layout_->tensor(block.place.tensor).seed,
+                       .position = Layout::offset(block.place)};
+  return {.before = before, .after = copy_streaming_sum(bytes, block.values, place)};
+}
+
 Result<> BlockApplier::apply(const BlockView& block, std::span<std::byte> bytes, BeforeRule rule) {
   WSYNC_CHECK(bytes.size() == layout_->block_bytes(block.place), "the bytes of the block");
-  read(block);
-  if (rule == BeforeRule::kBase) WSYNC_TRY(check_before(block, bytes));
-  return check_after(block, write(block, bytes).after);
+  std::byte* const begin = bytes.data();
+  return for_each(std::span(&block, 1), std::span(&begin, 1),
+                  [&]<class Element>(const BlockView& one, std::span<std::byte> own,
+                                     std::span<const std::uint32_t> positions,
+                                     PositionsAhead<Element>& ahead) -> Result<> {
+                    if (rule == BeforeRule::kRepeat)
+                      return write_proven(one, positions, own, {}, ahead);
+                    const WrittenSums found =
+                        WSYNC_TRY(prove<ElementUse::kProve>(one, positions, own, ahead));
+                    PositionsAhead<Element> nothing;
+                    return write_proven(one, positions, own, found.before, nothing);
+                  });
 }
 
-Result<> BlockApplier::check(const BlockView& block, std::span<const std::byte> bytes) {
-  WSYNC_CHECK(bytes.size() == layout_->block_bytes(block.place), "the bytes of the block");
-  read(block);
-  WSYNC_TRY(check_before(block, bytes));
-  const WordSum found = sum_with_values(block, bytes);
-  if (found == block.after) return {};
-  return fail(ErrorCode::kDigestMismatch,
-              fmt::format("{}: with the values of the patch the words that it changes have the sum "
-                          "{:016x}{:016x}, expected {:016x}{:016x}: the patch is damaged. Nothing "
-                          "was written",
-                          layout_->describe(block.place), found.product, found.sum,
-                          block.after.product, block.after.sum));
+Result<> BlockApplier::check(std::span<const BlockView> blocks,
+                             std::span<const std::byte* const> begins) {
+  return for_each(
+      blocks, begins,
+      [&]<class Element>(const BlockView& block, std::span<const std::byte> bytes,
+                         std::span<const std::uint32_t> positions,
+                         PositionsAhead<Element>& ahead) -> Result<> {
+        const WrittenSums found =
+            WSYNC_TRY(prove<ElementUse::kProve>(block, positions, bytes, ahead));
+        const WordSum after = block.dense ? sum(block, block.values) : found.after;
+        if (after == block.after) return {};
+        return fail(ErrorCode::kDigestMismatch,
+                    fmt::format("{}: with the values of the patch the words that it changes have "
+                                "the sum {:016x}{:016x}, expected {:016x}{:016x}: the patch is "
+                                "damaged. Nothing was written",
+                                layout_->describe(block.place), after.product, after.sum,
+                                block.after.product, block.after.sum));
+      });
 }
 
-Block BlockApplier::reverse(const BlockView& block, std::span<const std::byte> bytes) const {
+template <class Element>
+Result<Block> BlockApplier::prove_and_reverse(const BlockView& block,
+                                              std::span<const std::uint32_t> positions,
+                                              std::span<const std::byte> bytes,
+                                              PositionsAhead<Element>& ahead) {
   Block made{.place = block.place,
              .dense = block.dense,
              .elements = block.elements,
              .gap_bytes = static_cast<std::uint32_t>(block.gaps.size()),
              .before = block.after,
              .after = block.before,
-             .payload = Bytes(block.gaps.begin(), block.gaps.end())};
+             .payload = {}};
+  made.payload.reserve(block.gaps.size() + block.values.size());
+  made.payload.assign(block.gaps.begin(), block.gaps.end());
   made.payload.resize(block.gaps.size() + block.values.size());
-  const std::span<std::byte> values = std::span(made.payload).subspan(block.gaps.size());
-  if (block.dense) {
-    std::ranges::copy(bytes, values.begin());
-    return made;
-  }
-  const std::uint32_t size = layout_->tensor(block.place.tensor).element_bytes;
-  for (std::size_t i = 0; i < positions_.size(); ++i)
-    copy_element(values.data() + i * size, bytes.data() + std::uint64_t{positions_[i]} * size,
-                 size);
+  (void)WSYNC_TRY(prove<ElementUse::kCollect>(block, positions, bytes, ahead,
+                                              made.payload.data() + block.gaps.size()));
   return made;
 }
 
-Result<Block> BlockApplier::apply_reversibly(const BlockView& block, std::span<std::byte> bytes) {
-  WSYNC_CHECK(bytes.size() == layout_->block_bytes(block.place), "the bytes of the block");
-  read(block);
-  WSYNC_TRY(check_before(block, bytes));
-  Block undo = reverse(block, bytes);
-  WSYNC_TRY(check_after(block, write(block, bytes).after));
-  if (planted("patch_reverse_takes_new_values")) undo = reverse(block, bytes);
-  return undo;
+Result<> BlockApplier::make_reverse(std::span<const BlockView> blocks,
+                                    std::span<const std::byte* const> begins,
+                                    const std::function<void(Block)>& on_reverse) {
+  return for_each(blocks, begins,
+                  [&]<class Element>(const BlockView& block, std::span<const std::byte> bytes,
+                                     std::span<const std::uint32_t> positions,
+                                     PositionsAhead<Element>& ahead) -> Result<> {
+                    Block back = WSYNC_TRY(prove_and_reverse(block, positions, bytes, ahead));
+                    if (planted("way_back_has_new_values"))
+                      std::ranges::copy(block.values, back.payload.begin() + back.gap_bytes);
+                    on_reverse(std::move(back));
+                    return {};
+                  });
 }
 
-Result<Block> BlockApplier::make_reverse(const BlockView& block, std::span<const std::byte> bytes) {
-  WSYNC_CHECK(bytes.size() == layout_->block_bytes(block.place), "the bytes of the block");
-  read(block);
-  WSYNC_TRY(check_before(block, bytes));
-  Block back = reverse(block, bytes);
-  if (planted("way_back_has_new_values"))
-    std::ranges::copy(block.values, back.payload.begin() + back.gap_bytes);
-  return back;
+Result<> BlockApplier::apply_reversibly(std::span<const BlockView> blocks,
+                                        std::span<std::byte* const> begins,
+                                        const std::function<void(Block)>& on_reverse) {
+  return for_each(blocks, begins,
+                  [&]<class Element>(const BlockView& block, std::span<std::byte> bytes,
+                                     std::span<const std::uint32_t> positions,
+                                     PositionsAhead<Element>& ahead) -> Result<> {
+                    Block undo =
+                        WSYNC_TRY(prove_and_reverse<Element>(block, positions, bytes, ahead));
+                    PositionsAhead<Element> nothing;
+                    WSYNC_TRY(write_proven(block, positions, bytes, block.before, nothing));
+                    if (planted("patch_reverse_takes_new_values"))
+                      std::ranges::copy(block.values, undo.payload.begin() + undo.gap_bytes);
+                    on_reverse(std::move(undo));
+                    return {};
+                  });
 }
 
 std::uint64_t BlockApplier::write_part(const BlockView& block, const TensorPart& part,
@@ -431,7 +454,7 @@ void BlockApplier::apply_run(std::span<const BlockView> blocks, const TensorPart
   for (const BlockView& block : blocks) {
     const auto place = place_in_one_piece(block, part);
     run_begins_.push_back(place ? bytes.data() + *place : nullptr);
-    if (!block.dense) elements += block.elements;
+    elements += sparse_elements(block);
   }
   if (run_positions_.size() < elements) run_positions_.resize(elements);
   std::uint32_t* positions = run_positions_.data();
@@ -444,11 +467,11 @@ void BlockApplier::apply_run(std::span<const BlockView> blocks, const TensorPart
       sums[i].after = sum_of_part(block, part, bytes);
       continue;
     }
-    const std::size_t sparse = block.dense ? 0 : block.elements;
+    const std::size_t sparse = sparse_elements(block);
     const std::span own(run_begins_[i], layout_->block_bytes(block.place));
-    const WrittenSums written = block.dense && !replaced.empty()
-                                    ? replace(block, own, replaced[i])
-                                    : write(block, std::span(positions, sparse), own, ahead);
+    const WrittenSums written =
+        block.dense ? replace(block, own, replaced.empty() ? sum(block, own) : replaced[i])
+                    : visit<ElementUse::kWrite>(block, std::span(positions, sparse), own, ahead);
     positions += sparse;
     sums[i] = {.before = {.words = written.before, .edges = {}},
                .after = {.words = written.after, .edges = {}},

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <vector>
@@ -14,13 +15,10 @@
 #include "shared/base/error.h"
 #include "shared/base/split_sum.h"
 #include "shared/weights/patch/block.h"
+#include "shared/weights/patch/element_loop.h"
 #include "shared/weights/patch/tensor_part.h"
 
 namespace wsync::patch {
-
-struct WrittenSums;  // element_writer.h
-template <class Element>
-class PositionsAhead;
 
 enum class BeforeRule : std::uint8_t {
   kBase,    // the touched words must be those of the base
@@ -48,19 +46,25 @@ class BlockApplier {
   // afterwards.
   [[nodiscard]] Result<> apply(const BlockView& block, std::span<std::byte> bytes,
                                BeforeRule rule = BeforeRule::kBase);
-  // As apply() with kBase, and returns the block that undoes it, with the old values.
-  [[nodiscard]] Result<Block> apply_reversibly(const BlockView& block, std::span<std::byte> bytes);
 
-  // Proves the block without writing: kDigestMismatch, with tensor and block, if the touched words
-  // of `bytes` have another sum than those of the base, or if they would have another one than the
-  // target with the values of the block.
-  [[nodiscard]] Result<> check(const BlockView& block, std::span<const std::byte> bytes);
+  // The functions below take blocks in ascending order, of any tensors. `begins[i]` is where the
+  // bytes of block i lie. It is much faster than block by block, because the memory of a block is
+  // fetched while the block before it is visited. They end with the first block that is wrong.
 
-  // The block that leads back from the target, with the old values. `bytes` are those of the block
-  // in the base; they are not written. kDigestMismatch as apply(), if they are not those of the
-  // base.
-  [[nodiscard]] Result<Block> make_reverse(const BlockView& block,
-                                           std::span<const std::byte> bytes);
+  // Proves the blocks without writing: kDigestMismatch, with tensor and block, if the touched words
+  // have another sum than those of the base, or if they would have another one than the target with
+  // the values of the block.
+  [[nodiscard]] Result<> check(std::span<const BlockView> blocks,
+                               std::span<const std::byte* const> begins);
+  // Gives the blocks that lead back from the target, with the old values, one after the other. The
+  // bytes are those of the base, and are not written. kDigestMismatch as apply(), if they are not.
+  [[nodiscard]] Result<> make_reverse(std::span<const BlockView> blocks,
+                                      std::span<const std::byte* const> begins,
+                                      const std::function<void(Block)>& on_reverse);
+  // As apply() with kBase, block by block, and as make_reverse().
+  [[nodiscard]] Result<> apply_reversibly(std::span<const BlockView> blocks,
+                                          std::span<std::byte* const> begins,
+                                          const std::function<void(Block)>& on_reverse);
 
   // Writes what lies in the part; `bytes` is the memory of the part, part.bytes() of it. Compares
   // nothing, because a rank sees only its own bytes: the caller adds the sums of all ranks. If
@@ -96,15 +100,38 @@ class BlockApplier {
   template <class Address>
   [[nodiscard]] SplitSum split_sum_of(const BlockView& block, const TensorPart& part,
                                       Address&& address);
+  // The sum of the words of a dense block.
   [[nodiscard]] WordSum sum(const BlockView& block, std::span<const std::byte> bytes) const;
-  // As sum(), of what would be there with the values of the block.
-  [[nodiscard]] WordSum sum_with_values(const BlockView& block,
-                                        std::span<const std::byte> bytes) const;
-  // Write the block and return the sums of its touched words before and after it.
+  // Calls `visit(block, its bytes, positions, ahead)` for each block, until one fails. The
+  // positions are those that `ahead` has read and will have read when the block is visited.
+  template <class Byte, class Visit>
+  [[nodiscard]] Result<> for_each(std::span<const BlockView> blocks, std::span<Byte* const> begins,
+                                  Visit&& visit);
+  // Visits a sparse block as visit_elements() does, also if its last word is short.
+  template <ElementUse kUse, class Element>
+  [[nodiscard]] WrittenSums visit(const BlockView& block, std::span<const std::uint32_t> positions,
+                                  std::span<BlockByte<kUse>> bytes, PositionsAhead<Element>& ahead,
+                                  std::byte* there = nullptr);
+  // Compares the sum of the touched words that are there with that of the base. kCollect: `there`
+  // gets them. Returns the sums; that of a dense block after it is not computed.
+  template <ElementUse kUse, class Element>
+  [[nodiscard]] Result<WrittenSums> prove(const BlockView& block,
+                                          std::span<const std::uint32_t> positions,
+                                          std::span<const std::byte> bytes,
+                                          PositionsAhead<Element>& ahead,
+                                          std::byte* there = nullptr);
+  // As prove(), and returns the block that leads back.
   template <class Element>
-  [[nodiscard]] WrittenSums write(const BlockView& block, std::span<const std::uint32_t> positions,
-                                  std::span<std::byte> bytes, PositionsAhead<Element>& ahead) const;
-  [[nodiscard]] WrittenSums write(const BlockView& block, std::span<std::byte> bytes) const;
+  [[nodiscard]] Result<Block> prove_and_reverse(const BlockView& block,
+                                                std::span<const std::uint32_t> positions,
+                                                std::span<const std::byte> bytes,
+                                                PositionsAhead<Element>& ahead);
+  // Writes a block whose touched words had this sum, and proves it.
+  template <class Element>
+  [[nodiscard]] Result<> write_proven(const BlockView& block,
+                                      std::span<const std::uint32_t> positions,
+                                      std::span<std::byte> bytes, const WordSum& before,
+                                      PositionsAhead<Element>& ahead);
   // Writes a dense block whose bytes had this sum.
   [[nodiscard]] WrittenSums replace(const BlockView& block, std::span<std::byte> bytes,
                                     const WordSum& before) const;
@@ -117,16 +144,13 @@ class BlockApplier {
                  std::span<const WordSum> replaced);
   [[nodiscard]] std::optional<std::uint64_t> place_in_one_piece(const BlockView& block,
                                                                 const TensorPart& part) const;
-  [[nodiscard]] Result<> check_before(const BlockView& block,
-                                      std::span<const std::byte> bytes) const;
-  [[nodiscard]] Result<> check_after(const BlockView& block, const WordSum& found) const;
-  [[nodiscard]] Block reverse(const BlockView& block, std::span<const std::byte> bytes) const;
 
   const Layout* layout_;
   std::vector<std::uint32_t> positions_;  // of the block that was read(); empty for a dense one
-  // Of several blocks that are written one after the other.
+  // Of several blocks that are visited one after the other.
   std::vector<std::uint32_t> run_positions_;
-  std::vector<std::byte*> run_begins_;  // null: not written by write()
+  std::vector<std::byte*> run_begins_;  // null: not written in one piece
+  Bytes padded_;                        // a block with a whole last word
 };
 
 }  // namespace wsync::patch

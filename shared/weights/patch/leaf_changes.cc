@@ -51,6 +51,19 @@ std::uint64_t arena_offset(const BlockPlace& place, const LeafPlace& leaf) {
   return leaf.arena_offset + (Layout::offset(place) - leaf.place.position);
 }
 
+// Where the bytes of each block lie in an arena. All lie in these leaves.
+template <class Byte>
+std::vector<Byte*> begins_in(std::span<Byte> arena, std::span<const LeafPlace> leaves,
+                             std::span<const BlockView> blocks) {
+  std::vector<Byte*> begins;
+  begins.reserve(blocks.size());
+  for (const LeafPlace& leaf : leaves)
+    while (begins.size() < blocks.size() && lies_in(blocks[begins.size()].place, leaf))
+      begins.push_back(arena.data() + arena_offset(blocks[begins.size()].place, leaf));
+  WSYNC_CHECK(begins.size() == blocks.size(), "changes are read before they are used");
+  return begins;
+}
+
 // Writes the format: head, directory, payloads.
 class LeafChangesWriter {
  public:
@@ -183,46 +196,31 @@ Result<std::vector<WordSum>> sum_leaf_changes(const Layout& layout,
                                               std::span<const std::byte> base,
                                               std::span<const WordSum> base_sums) {
   WSYNC_CHECK(base_sums.size() == leaves.size(), "each leaf of the base has a sum");
-  BlockApplier applier(layout);
+  WSYNC_TRY(BlockApplier(layout).check(changes, begins_in(base, leaves, changes)));
   std::vector<WordSum> sums(base_sums.begin(), base_sums.end());
   auto change = changes.begin();
   for (std::size_t i = 0; i < leaves.size(); ++i)
     for (; change != changes.end() && lies_in(change->place, leaves[i]); ++change) {
-      WSYNC_TRY(applier.check(*change, base.subspan(arena_offset(change->place, leaves[i]),
-                                                    layout.block_bytes(change->place))));
       sums[i] -= change->before;
       sums[i] += change->after;
     }
-  WSYNC_CHECK(change == changes.end(), "changes are read before they are summed");
   return sums;
 }
 
 Result<Bytes> exchange_leaf_changes(const Layout& layout, std::span<const LeafPlace> leaves,
                                     std::span<const BlockView> changes, std::span<std::byte> data) {
-  BlockApplier applier(layout);
   LeafChangesWriter back;
-  auto change = changes.begin();
-  for (const LeafPlace& leaf : leaves)
-    for (; change != changes.end() && lies_in(change->place, leaf); ++change)
-      back.add(WSYNC_TRY(applier.apply_reversibly(
-          *change,
-          data.subspan(arena_offset(change->place, leaf), layout.block_bytes(change->place)))));
-  WSYNC_CHECK(change == changes.end(), "changes are read before they are applied");
+  WSYNC_TRY(BlockApplier(layout).apply_reversibly(changes, begins_in(data, leaves, changes),
+                                                  [&](const Block& block) { back.add(block); }));
   return back.finish();
 }
 
 Result<Bytes> reverse_leaf_changes(const Layout& layout, std::span<const LeafPlace> leaves,
                                    std::span<const BlockView> changes,
                                    std::span<const std::byte> base) {
-  BlockApplier applier(layout);
   LeafChangesWriter back;
-  auto change = changes.begin();
-  for (const LeafPlace& leaf : leaves)
-    for (; change != changes.end() && lies_in(change->place, leaf); ++change)
-      back.add(WSYNC_TRY(applier.make_reverse(
-          *change,
-          base.subspan(arena_offset(change->place, leaf), layout.block_bytes(change->place)))));
-  WSYNC_CHECK(change == changes.end(), "changes are read before they are reversed");
+  WSYNC_TRY(BlockApplier(layout).make_reverse(changes, begins_in(base, leaves, changes),
+                                              [&](const Block& block) { back.add(block); }));
   return back.finish();
 }
 

@@ -94,9 +94,11 @@ inline Result<Patch> apply_and_reverse(const Layout& layout, const Patch& patch,
   const auto reader = WSYNC_TRY(PatchReader::open(layout, patch));
   BlockApplier applier(layout);
   auto builder = WSYNC_TRY(PatchBuilder::create(layout, bucket_bytes));
+  std::vector<std::byte*> begins;
   for (const BlockView& block : reader.blocks())
-    builder.add(
-        WSYNC_TRY(applier.apply_reversibly(block, block_bytes(layout, content, block.place))));
+    begins.push_back(block_bytes(layout, content, block.place).data());
+  WSYNC_TRY(applier.apply_reversibly(reader.blocks(), begins,
+                                     [&](Block back) { builder.add(std::move(back)); }));
   return builder.finish(reader.index().link().target, reader.index().link().base);
 }
 

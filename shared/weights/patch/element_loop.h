@@ -1,4 +1,4 @@
-// The loop that writes the values of sparse blocks, and what reads their positions ahead of it.
+// The loop that visits the elements of sparse blocks, and what reads their positions ahead of it.
 // Used by BlockApplier alone.
 //
 // Thread: confined to one thread.
@@ -9,6 +9,7 @@
 #include <cstring>
 #include <limits>
 #include <span>
+#include <type_traits>
 
 #include "shared/base/check.h"
 #include "shared/base/planted.h"
@@ -24,8 +25,8 @@ namespace wsync::patch {
 // few lines that are on their way: this takes two thirds of the time of fetching them to the first.
 inline constexpr std::size_t kPositionsAhead = 128;
 
-// Reads the positions of the sparse blocks of a run ahead of the loop that writes them, and fetches
-// the memory that it will write.
+// Reads the positions of the sparse blocks of a run ahead of the loop that visits them, and fetches
+// their memory.
 template <class Element>
 class PositionsAhead {
  public:
@@ -33,7 +34,7 @@ class PositionsAhead {
   PositionsAhead() = default;
   // `begins[i]` is where the bytes of block i lie; null: it is left out, as dense blocks are.
   // `positions`: where they are written, block by block.
-  PositionsAhead(std::span<const BlockView> blocks, std::span<std::byte* const> begins,
+  PositionsAhead(std::span<const BlockView> blocks, std::span<const std::byte* const> begins,
                  std::uint32_t* positions)
       : blocks_(blocks), begins_(begins), to_(positions) {
     for (std::size_t i = 0; i < kPositionsAhead; ++i) next();
@@ -65,7 +66,7 @@ class PositionsAhead {
     return ahead;
   }
   std::span<const BlockView> blocks_;
-  std::span<std::byte* const> begins_;
+  std::span<const std::byte* const> begins_;
   std::uint32_t* to_ = nullptr;
   std::size_t block_ = 0;
   std::uint32_t left_ = 0;  // positions of the block that is read
@@ -76,16 +77,28 @@ class PositionsAhead {
 // Sums of the words that a block touches.
 struct WrittenSums {
   WordSum before;
-  WordSum after;
+  WordSum after;  // with the values of the block in place
 };
 
-// Writes a sparse block into `bytes`, those of the block, which have whole words, and returns the
-// sums of its touched words before and after. `shared` reads `positions` ahead of this. It is the
-// loop that decides how long a patch takes: each word is read and written once.
-template <class Element>
-WrittenSums write_elements(const Layout& layout, const BlockView& block,
-                           std::span<const std::uint32_t> positions, std::span<std::byte> bytes,
-                           PositionsAhead<Element>& shared) {
+enum class ElementUse : std::uint8_t {
+  kProve,    // changes nothing
+  kCollect,  // changes nothing, and keeps the elements that are there
+  kWrite,    // writes the values
+};
+
+// The memory of a block.
+template <ElementUse kUse>
+using BlockByte = std::conditional_t<kUse == ElementUse::kWrite, std::byte, const std::byte>;
+
+// Visits the elements of a sparse block in `bytes`, those of the block, which have whole words, and
+// returns the sums of its touched words. `shared` reads `positions` ahead of this. `there`: where
+// kCollect puts the elements that are there, one after the other. It is the loop that decides how
+// long a patch takes: each word is read once, and written once.
+template <class Element, ElementUse kUse>
+WrittenSums visit_elements(const Layout& layout, const BlockView& block,
+                           std::span<const std::uint32_t> positions,
+                           std::span<BlockByte<kUse>> bytes, PositionsAhead<Element>& shared,
+                           std::byte* there) {
   constexpr std::uint32_t kInWord = kSumWordBytes / sizeof(Element);
   constexpr std::uint32_t kInSumBlock = kSumBlockBytes / sizeof(Element);
   constexpr std::uint64_t kElementBits = std::numeric_limits<Element>::max();
@@ -97,13 +110,14 @@ WrittenSums write_elements(const Layout& layout, const BlockView& block,
   const std::size_t count = positions.size();
   PositionsAhead<Element> ahead = shared;  // a copy that no pointer leads to stays in registers
   WrittenSums total;
-  for (std::size_t i = planted("patch_skips_an_element") ? 1 : 0; i < count;) {
+  const bool skips = kUse == ElementUse::kWrite && planted("patch_skips_an_element");
+  for (std::size_t i = skips ? 1 : 0; i < count;) {
     const std::uint32_t sum_block = at[i] / kInSumBlock;
     WrittenSums part;
     do {
       const std::uint32_t number = at[i] / kInWord;
       WSYNC_CHECK(at[i] < elements, "blocks are checked before they are applied");
-      std::byte* const place = bytes.data() + std::uint64_t{number} * kSumWordBytes;
+      BlockByte<kUse>* const place = bytes.data() + std::uint64_t{number} * kSumWordBytes;
       std::uint64_t before = 0;
       std::memcpy(&before, place, kSumWordBytes);
       std::uint64_t after = before;
@@ -112,10 +126,14 @@ WrittenSums write_elements(const Layout& layout, const BlockView& block,
         Element value = 0;
         std::memcpy(&value, values + i * sizeof(Element), sizeof(Element));
         const std::uint32_t shift = at[i] % kInWord * 8 * sizeof(Element);
+        if constexpr (kUse == ElementUse::kCollect) {
+          const auto element = static_cast<Element>(before >> shift);
+          std::memcpy(there + i * sizeof(Element), &element, sizeof(Element));
+        }
         after = (after & ~(kElementBits << shift)) | std::uint64_t{value} << shift;
         ++i;
       } while (i < count && at[i] / kInWord == number);
-      std::memcpy(place, &after, kSumWordBytes);
+      if constexpr (kUse == ElementUse::kWrite) std::memcpy(place, &after, kSumWordBytes);
       const std::uint64_t key = kTouchedKeys.words[number % kSumKeyCount];
       part.before += {.product = keyed_product(before, key), .sum = before};
       part.after += {.product = keyed_product(after, key), .sum = after};
