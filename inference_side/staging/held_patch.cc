@@ -57,11 +57,12 @@ class Comparison {
 
   // Takes the blocks by which the target has come.
   [[nodiscard]] Result<> take(const ReceivedChanges& changes) {
-    for (std::size_t bucket = 0; bucket < changes.buckets.size() && !is_over(); ++bucket) {
-      const auto views = WSYNC_TRY(patch::read_leaf_changes(
-          layout_, target_.leaves()->bucket(bucket), *changes.buckets[bucket]));
-      for (const patch::BlockView& view : views) add(patch::copy_of(view));
-    }
+    ThreadPool helpers(std::max(1U, limits_.threads) - 1);
+    std::vector<Result<>> taken(changes.buckets.size());
+    for_each_index(&helpers, taken.size(), [&](std::size_t bucket) {
+      if (!is_over()) taken[bucket] = take(bucket, *changes.buckets[bucket]);
+    });
+    for (const Result<>& bucket : taken) WSYNC_TRY(bucket);
     return within_limits();
   }
 
@@ -82,6 +83,12 @@ class Comparison {
   }
 
  private:
+  [[nodiscard]] Result<> take(std::size_t bucket, std::span<const std::byte> changes) {
+    const auto views =
+        WSYNC_TRY(patch::read_leaf_changes(layout_, target_.leaves()->bucket(bucket), changes));
+    for (const patch::BlockView& view : views) add(patch::copy_of(view));
+    return {};
+  }
   void add(patch::Block block) {
     worth_.add(block.view());
     builder_.add(std::move(block));
@@ -159,8 +166,9 @@ HeldPatch::HeldPatch(std::shared_ptr<const HeldVersion> base,
       layout_(*target_->manifest()),
       memory_(std::move(memory)) {}
 
-Result<> HeldPatch::read() {
-  reader_.emplace(WSYNC_TRY(patch::read_mapped(layout_, memory_->bytes(), nullptr)));
+Result<> HeldPatch::read(unsigned threads) {
+  ThreadPool helpers(std::max(1U, threads) - 1);
+  reader_.emplace(WSYNC_TRY(patch::read_mapped(layout_, memory_->bytes(), &helpers)));
   return {};
 }
 
@@ -186,7 +194,7 @@ Result<std::shared_ptr<const HeldPatch>> HeldPatch::make(std::shared_ptr<const H
   if (is_known && changes != nullptr && changes->patch && !have_same_content(*base, *target)) {
     std::shared_ptr<HeldPatch> sent(
         new HeldPatch(std::move(base), std::move(target), changes->patch));
-    WSYNC_TRY(sent->read());
+    WSYNC_TRY(sent->read(limits.threads));
     WSYNC_TRY(sent->judge(limits));
     fail_point("patch_read");
     return std::shared_ptr<const HeldPatch>(std::move(sent));
@@ -216,7 +224,7 @@ Result<std::shared_ptr<const HeldPatch>> HeldPatch::share(std::shared_ptr<const 
   auto memory = WSYNC_TRY(patch::share_patch(patch));
   std::shared_ptr<HeldPatch> held(
       new HeldPatch(std::move(base), std::move(target), std::move(memory)));
-  WSYNC_TRY(held->read());
+  WSYNC_TRY(held->read(limits.threads));
   return std::shared_ptr<const HeldPatch>(std::move(held));
 }
 

@@ -80,7 +80,7 @@ class HeldPatch {
       patch::PatchBuilder& builder, const PatchLimits& limits);
   // Whether the memory, which its trainer has filled, is a patch between both that is worth it.
   [[nodiscard]] Result<> judge(const PatchLimits& limits) const;
-  [[nodiscard]] Result<> read();
+  [[nodiscard]] Result<> read(unsigned threads);
   std::shared_ptr<const HeldVersion> base_;
   std::shared_ptr<const HeldVersion> target_;
   patch::Layout layout_;
