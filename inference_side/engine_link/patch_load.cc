@@ -19,6 +19,8 @@ namespace wsync::engine {
 namespace {
 
 constexpr std::size_t kBlocksInRun = 16;  // 4 MiB of weights
+// Of dense ones, whose memory need not be fetched ahead. Fewer are shared more evenly.
+constexpr std::size_t kDenseInRun = 2;
 constexpr std::uint64_t kMappedByOne = 12 * limits::kMiB;
 // Fewer values are over before the memory of the first ones has come.
 constexpr std::size_t kValuesInRun = 2048;
@@ -26,9 +28,13 @@ constexpr std::size_t kValuesInRun = 2048;
 // The first blocks of these, as one thread writes them.
 std::span<const patch::BlockView> first_run(std::span<const patch::BlockView> blocks) {
   std::size_t count = 0;
+  std::size_t dense = 0;
   std::size_t values = 0;
-  while (count < blocks.size() && (count < kBlocksInRun || values < kValuesInRun))
+  while (count < blocks.size() && dense < kDenseInRun &&
+         (count < kBlocksInRun || values < kValuesInRun)) {
+    if (blocks[count].dense) ++dense;
     values += blocks[count++].elements;
+  }
   return blocks.first(count);
 }
 

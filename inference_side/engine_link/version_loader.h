@@ -49,7 +49,7 @@ class VersionLoader {
   // arena is kept for later versions.
   void forget(const Version& version) {
     forget_ahead(version);
-    if (!loading_) written_patch_.reset();
+    if (!loading_ && serving_) written_patch_.reset();  // it takes long; else see unmap_patches()
     prepared_.erase(version);
   }
   // Unmaps the arenas in which no prepared, loaded or adopted version is. The others are unmapped

@@ -359,7 +359,6 @@ void EngineHub::handle(const std::shared_ptr<EngineRank>& rank, control::Frame f
           [&](const control::Committed& committed) {
             if (committed.failure.empty()) {
               rank->active = committed.version;
-              active_changed();
               scrubbing_->committed(*rank, committed.version, rank->loaded_by_patch);
             }
             notify(rank->replica, reload::RankCommitted{.rank = rank->rank,
@@ -369,6 +368,7 @@ void EngineHub::handle(const std::shared_ptr<EngineRank>& rank, control::Frame f
           },
           [&](const control::Resumed&) {
             scrubbing_->resumed(*rank);
+            active_changed();  // not before: what it begins would compete with the engine
             notify(rank->replica, reload::RankResumed{.rank = rank->rank, .request = request});
           },
           [&](control::Digests& digests) {
