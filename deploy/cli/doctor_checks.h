@@ -73,8 +73,10 @@ struct Check {
 // Says whether engines of a sidecar are switched by patches, and what memory these need at most
 // beside the arenas. A warning if a setting defeats them.
 [[nodiscard]] Check check_patches(const config::SidecarConfig& config);
-// Says whether a trainer makes patches for the sidecars of its host, and what memory these need.
-[[nodiscard]] Check check_trainer_patches(const config::NetworkConfig& network);
+// Says whether a trainer makes patches for the sidecars of its host, what memory these need, and
+// how many arenas it needs for versions of which little changes.
+[[nodiscard]] Check check_trainer_patches(const config::NetworkConfig& network,
+                                          config::PatchMode in_place);
 // Says how often the memory of engines is read again. A warning if it never is.
 [[nodiscard]] Check check_scrub(const config::SidecarConfig& config);
 

@@ -8,6 +8,7 @@
 #include "shared/config/units.h"
 #include "shared/transport/limits.h"
 #include "shared/transport/traits.h"
+#include "shared/weights/patch/worth.h"
 
 namespace wsync::cli {
 namespace {
@@ -114,6 +115,12 @@ Check check_patches(const config::SidecarConfig& config) {
                                   "of an arena (patch.in_place: auto)",
                                   100 * config.patch.max_share)
                             : "; every version that is copied has an arena (patch.in_place: off)";
+  if (arrive.mapped && transfers)
+    check.found += in_place
+                       ? "; an arena of a trainer of this host is lent to it, so that it can be "
+                         "changed, and both have one between them (patch.in_place: auto)"
+                       : "; a trainer of this host needs an arena for each version "
+                         "(patch.in_place: off)";
   if (arrive.copied)
     check.found += fmt::format(
         "; the changes that it keeps for sidecars that are behind have at most {:.3g} % of the "
@@ -128,20 +135,33 @@ Check check_patches(const config::SidecarConfig& config) {
   return check;
 }
 
-Check check_trainer_patches(const config::NetworkConfig& network) {
+Check check_trainer_patches(const config::NetworkConfig& network, config::PatchMode in_place) {
   // What the sidecars set is not known here; by default they take any patch.
   const bool makes = arrivals(network).mapped;
   const double share = makes ? memory_share(config::PatchConfig().max_share, false) : 0;
-  return {.name = kPatchesCheck,
-          .status = CheckStatus::kOk,
-          .found = makes ? fmt::format("made while the weights are copied, if a sidecar of this "
-                                       "host takes them (its patch.mode and patch.transfer); {}",
-                                       memory_text({.copied = false}, share, 0, 0))
-                         : fmt::format("transport is {}, so no sidecar gets a patch from this "
-                                       "trainer; those that copy make theirs of what changes",
-                                       network.transport),
-          .advice = "",
-          .facts = {{"used", makes}, {"memory_share_mapped", share}, {"memory_share_copied", 0}}};
+  const bool is_in_place = in_place == config::PatchMode::kAuto;
+  Check check{.name = kPatchesCheck,
+              .status = CheckStatus::kOk,
+              .found = makes
+                           ? fmt::format("made while the weights are copied, if a sidecar of this "
+                                         "host takes them (its patch.mode and patch.transfer); {}",
+                                         memory_text({.copied = false}, share, 0, 0))
+                           : fmt::format("transport is {}, so no sidecar gets a patch from this "
+                                         "trainer; those that copy make theirs of what changes",
+                                         network.transport),
+              .advice = "",
+              .facts = {{"used", makes},
+                        {"in_place", is_in_place ? "auto" : "off"},
+                        {"memory_share_mapped", share},
+                        {"memory_share_copied", 0}}};
+  check.found += is_in_place
+                     ? fmt::format(
+                           "; a version of which at most {:.3g} % change needs no arena of its "
+                           "own: that of the version before is changed after the decision "
+                           "(patch.in_place: auto)",
+                           100 * patch::kPatchShareMax)
+                     : "; every version has an arena of its own (patch.in_place: off)";
+  return check;
 }
 
 Check check_scrub(const config::SidecarConfig& config) {

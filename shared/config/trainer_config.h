@@ -77,8 +77,8 @@ struct TrainerConfig {
   Milliseconds canary_time{0};   // then the others switch; 0 = when `wsync promote` asks for it
   std::uint64_t bucket_bytes = kBucketBytesDefault;
   std::uint32_t arenas = kArenasDefault;
-  // kAuto: a version of which little changes is held so where all sidecars receive copies, and the
-  // arena of the version before is changed in place after the decision. kOff: it gets an arena.
+  // kAuto: a version of which little changes is held as these changes, and the arena of the version
+  // before is changed in place after the decision. kOff: each version gets an arena.
   PatchMode in_place = PatchMode::kAuto;
   MemoryConfig memory;
   std::uint32_t snapshot_threads = 0;               // 0 = as many as there are processors

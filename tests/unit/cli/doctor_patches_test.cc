@@ -64,7 +64,10 @@ TEST(DoctorPatches, NeedLessWithASmallerShareAndOneKindOfTransport) {
   EXPECT_TRUE(says(arenas.found, "every version that is copied has an arena")) << arenas.found;
   EXPECT_EQ(arenas.facts.at("in_place"), "off");
   const Check memfd = check_patches(sidecar_with({"transport=memfd"}));
-  EXPECT_FALSE(says(memfd.found, "patch.in_place")) << memfd.found;
+  EXPECT_TRUE(says(memfd.found, "both have one between them (patch.in_place: auto)"))
+      << memfd.found;
+  EXPECT_TRUE(says(check_patches(sidecar_with({"transport=memfd", "patch.in_place=off"})).found,
+                   "needs an arena for each version (patch.in_place: off)"));
   EXPECT_EQ(memfd.facts.at("memory_share_copied"), 0);
   EXPECT_FALSE(says(memfd.found, "copied")) << memfd.found;
   EXPECT_FALSE(says(memfd.found, "behind")) << memfd.found;
@@ -106,14 +109,17 @@ TEST(DoctorPatches, EnginesOnGpusAreLoadedInFullNowAndThen) {
 }
 
 TEST(DoctorPatches, ATrainerMakesThemForSidecarsThatMapItsArenas) {
-  const Check made = check_trainer_patches({});
+  const Check made = check_trainer_patches({}, config::PatchMode::kAuto);
   EXPECT_EQ(made.status, CheckStatus::kOk);
   EXPECT_EQ(made.facts.at("used"), true);
   EXPECT_NEAR(made.facts.at("memory_share_mapped").get<double>(),
               planned(config::PatchConfig().max_share, false), 1e-6);
   config::NetworkConfig network;
   network.transport = "tcp";
-  const Check none = check_trainer_patches(network);
+  EXPECT_TRUE(says(made.found, "at most 7 % change needs no arena of its own")) << made.found;
+  const Check none = check_trainer_patches(network, config::PatchMode::kOff);
+  EXPECT_TRUE(says(none.found, "an arena of its own (patch.in_place: off)")) << none.found;
+  EXPECT_EQ(none.facts.at("in_place"), "off");
   EXPECT_EQ(none.status, CheckStatus::kOk);
   EXPECT_EQ(none.facts.at("used"), false);
   EXPECT_TRUE(says(none.found, "transport is tcp")) << none.found;
