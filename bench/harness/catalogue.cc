@@ -375,6 +375,14 @@ constexpr std::array kDeltaCases{
     CaseText{"update",
              "Time from the beginning of a publish of such an update until all engines serve it",
              "ms", false, "the same for an update in which all weights change"},
+    CaseText{"snapshot",
+             "Time until the publish of such an update has returned and the weights may change",
+             "ms", false, "the same for an update in which all weights change"},
+    CaseText{
+        "memory",
+        "Versions and patches in the memory of trainer, sidecar and engines after such updates, "
+        "beside the trainer's weights and the engines' own, by the size of the model",
+        "models", false, ""},
     CaseText{"patch", "Size of the patch, as a share of the model", "%", false, ""},
     CaseText{"travelled", "Bytes that came to the sidecar, as a share of the model", "%", false,
              ""},

@@ -1,10 +1,15 @@
 #include "bench/harness/process_usage.h"
 
 #include <ctime>
+#include <filesystem>
 #include <fstream>
 #include <initializer_list>
+#include <map>
+#include <sstream>
 #include <string>
 #include <string_view>
+#include <sys/stat.h>
+#include <system_error>
 
 #include "shared/base/format.h"
 #include "shared/base/units.h"
@@ -23,6 +28,8 @@ Result<std::chrono::nanoseconds> cpu_time_of(pid_t pid) {
 
 namespace {
 
+constexpr std::uint64_t kStatBlockBytes = 512;  // of st_blocks, see stat(3)
+
 // The sum of these fields of /proc/PID/status, each with its colon.
 std::uint64_t status_bytes(pid_t pid, std::initializer_list<std::string_view> fields) {
   std::ifstream file(fmt::format("/proc/{}/status", pid));
@@ -40,6 +47,46 @@ std::uint64_t peak_bytes_of(pid_t pid) { return status_bytes(pid, {"VmHWM:"}); }
 ResidentMemory resident_memory_of(pid_t pid) {
   return {.private_bytes = status_bytes(pid, {"RssAnon:", "RssFile:"}),
           .shared_bytes = status_bytes(pid, {"RssShmem:"})};
+}
+
+Result<std::uint64_t> memfd_bytes_of(std::span<const pid_t> pids) {
+  constexpr std::string_view kName = "/memfd:";
+  std::map<ino_t, std::uint64_t> files;  // all are of one file system
+  for (const pid_t pid : pids) {
+    std::error_code error;
+    for (const auto& entry :
+         std::filesystem::directory_iterator(fmt::format("/proc/{}/fd", pid), error)) {
+      // One that was closed meanwhile is left out.
+      std::error_code closed;
+      if (!std::filesystem::read_symlink(entry.path(), closed).native().starts_with(kName))
+        continue;
+      struct stat status{};
+      if (::stat(entry.path().c_str(), &status) == 0)
+        files[status.st_ino] = static_cast<std::uint64_t>(status.st_blocks) * kStatBlockBytes;
+    }
+    if (error)
+      return fail(ErrorCode::kIo, fmt::format("the files of process {}: {}", pid, error.message()));
+  }
+  for (const pid_t pid : pids) {
+    std::map<ino_t, std::uint64_t> mapped;
+    std::ifstream maps(fmt::format("/proc/{}/maps", pid));
+    for (std::string line; std::getline(maps, line);) {
+      if (line.find(kName) == std::string::npos) continue;
+      // begin-end rights offset device inode path
+      std::istringstream words(line);
+      std::uint64_t begin = 0;
+      std::uint64_t end = 0;
+      char dash = 0;
+      std::string word;
+      ino_t inode = 0;
+      words >> std::hex >> begin >> dash >> end >> word >> word >> word >> std::dec >> inode;
+      if (!files.contains(inode)) mapped[inode] += end - begin;
+    }
+    files.merge(mapped);
+  }
+  std::uint64_t bytes = 0;
+  for (const auto& [inode, size] : files) bytes += size;
+  return bytes;
 }
 
 Result<> reset_peak_of(pid_t pid) {

@@ -5,16 +5,11 @@
 #include "bench/publishers/c_publisher.h"
 
 namespace wsync::bench {
-namespace {
-
-constexpr unsigned kFullUpdatesBefore = 3;  // until every arena has been used
-
-}  // namespace
-
 Result<std::unique_ptr<PublishingFleet>> start_delta_fleet(const DeltaFleetOptions& options,
                                                            const ModelSource& source,
                                                            cli::ChildProcesses& children) {
   const std::string directory = options.directory + "/fleet";
+  std::filesystem::remove_all(directory);  // of a fleet before
   std::filesystem::create_directory(directory);
   std::filesystem::permissions(directory, std::filesystem::perms::owner_all);
   auto fleet = WSYNC_TRY(PublishingFleet::start(
@@ -31,7 +26,7 @@ Result<std::unique_ptr<PublishingFleet>> start_delta_fleet(const DeltaFleetOptio
        .command = {"bench", "publisher", "--job"},
        .kinds = {kPublishChanged}},
       source, children));
-  for (unsigned i = 0; i < kFullUpdatesBefore; ++i) {
+  for (unsigned i = 0; i < options.full_updates; ++i) {
     (void)WSYNC_TRY(fleet->change("elements", 1, i));
     (void)WSYNC_TRY(fleet->publish(kPublishChanged, i));
   }

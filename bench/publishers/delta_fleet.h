@@ -19,11 +19,14 @@ struct DeltaFleetOptions {
   std::string checkpoint;  // names and shapes for the engines
   unsigned engines = 1;
   std::string transport = "memfd";  // by which the sidecar receives versions
+  // Publishes in which all weights change, before start_delta_fleet() returns. By default, until
+  // every arena has been used.
+  unsigned full_updates = 3;
 };
 
 [[nodiscard]] constexpr double in_ms(std::uint64_t ns) { return static_cast<double>(ns) / 1e6; }
 
-// Starts it, and publishes until every arena has been used. Errors as PublishingFleet::start().
+// Starts it, and publishes. Errors as PublishingFleet::start().
 [[nodiscard]] Result<std::unique_ptr<PublishingFleet>> start_delta_fleet(
     const DeltaFleetOptions& options, const ModelSource& source, cli::ChildProcesses& children);
 

@@ -141,6 +141,12 @@ Result<PublishingFleet::PatchCounts> PublishingFleet::patch_counts() const {
                      .travelled_bytes = value(kReceivedBytes)};
 }
 
+Result<std::uint64_t> PublishingFleet::version_bytes() const {
+  std::vector<pid_t> pids = fleet_->serving_processes();
+  pids.push_back(publisher_->pid());
+  return memfd_bytes_of(pids);
+}
+
 Result<std::uint64_t> PublishingFleet::snapshot_floor(const FloorWay& way) {
   WSYNC_TRY(
       publisher_->write_line(fmt::format("floor {} {}", copy_kind_name(way.kind), way.threads)));

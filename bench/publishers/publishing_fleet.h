@@ -66,6 +66,9 @@ class PublishingFleet {
     std::uint64_t travelled_bytes = 0;  // of versions that were received as copies
   };
   [[nodiscard]] Result<PatchCounts> patch_counts() const;
+  // What publisher, sidecar and engines have in memory that can be shared: versions and patches,
+  // but neither the publisher's weights nor those of the engines. Errors as memfd_bytes_of().
+  [[nodiscard]] Result<std::uint64_t> version_bytes() const;
   // Copies the publisher's weights once in this way, in its process, to memory like that of a
   // snapshot, and returns the time.
   [[nodiscard]] Result<std::uint64_t> snapshot_floor(const FloorWay& way);

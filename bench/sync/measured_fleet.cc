@@ -331,4 +331,10 @@ PeakMemory MeasuredFleet::peak_memory() const {
   return memory;
 }
 
+std::vector<pid_t> MeasuredFleet::serving_processes() const {
+  std::vector<pid_t> pids{fleet_.sidecar(0).pid()};
+  for (std::size_t i = 0; i < engines_.size(); ++i) pids.push_back(fleet_.engine(i).pid());
+  return pids;
+}
+
 }  // namespace wsync::bench

@@ -122,9 +122,7 @@ class Comparison {
       if (!base_sums_.empty())
         base_sums_[index] +=
             word_sum(base_.data().subspan(leaf.arena_offset + at, bytes), sum_place);
-      if (!target_sums_.empty())
-        target_sums_[index] +=
-            word_sum(target_.data().subspan(leaf.arena_offset + at, bytes), sum_place);
+      if (!target_sums_.empty()) target_sums_[index] += maker.target_sum();
     }
   }
 

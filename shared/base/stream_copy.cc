@@ -79,9 +79,12 @@ void groups_portable(std::byte* to, const std::byte* from, std::size_t count, st
 }
 
 #if defined(__x86_64__)
-// May point past the end of the source: a prefetch never faults.
+// To the second level cache: the first one has room for few lines that are on their way, and a copy
+// of much memory waits for nothing else. May point past the end of the source, because a prefetch
+// never faults.
 inline void prefetch(const std::byte* from, std::size_t ahead) noexcept {
-  __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(from) + ahead));
+  __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(from) + ahead),
+                     0, 2);
 }
 
 WSYNC_TARGET_AVX2 inline __m256i times_avx2(__m256i x, std::uint64_t factor) {

@@ -83,14 +83,16 @@ std::uint64_t ChangeFinder::arena_offset(std::uint32_t tensor, std::uint64_t off
   return base_->plan()->arena_offset(base_->plan()->tensor_pieces(tensor).front()) + offset;
 }
 
-void ChangeFinder::compare(patch::BlockMaker& maker, std::uint32_t tensor, std::uint64_t offset,
-                           std::span<const std::byte> target) {
+WordSum ChangeFinder::compare(patch::BlockMaker& maker, std::uint32_t tensor, std::uint64_t offset,
+                              std::span<const std::byte> target) {
+  WordSum sum;
   for (std::uint64_t at = 0; at < target.size() && is_comparing(); at += patch::kBlockBytes) {
     const patch::BlockPlace place{
         .tensor = tensor, .block = static_cast<std::uint32_t>((offset + at) / patch::kBlockBytes)};
     auto block =
         make(maker, place,
              target.subspan(at, std::min<std::uint64_t>(patch::kBlockBytes, target.size() - at)));
+    sum += maker.target_sum();
     if (!block || (planted("snapshot_patch_skips_block") && place.block == 1)) continue;
     worth_.add(block->view());
     link_.add(block->view());
@@ -100,6 +102,7 @@ void ChangeFinder::compare(patch::BlockMaker& maker, std::uint32_t tensor, std::
       leaves_[base_->digests().first_leaf[tensor] + (offset + at) / limits::kLeafBytes].push_back(
           std::move(*block));
   }
+  return sum;
 }
 
 Result<std::shared_ptr<const SealedMemory>> ChangeFinder::finish(const ContentDigests& target) {

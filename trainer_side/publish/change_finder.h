@@ -45,9 +45,10 @@ class ChangeFinder {
   // False: it has given up, and nothing needs to be compared any more. Thread: any.
   [[nodiscard]] bool is_comparing() const noexcept { return !worth_.is_exceeded(); }
   // Compares a range of a tensor that begins and ends with a block, or with the tensor. `maker`
-  // belongs to the calling thread. Thread: several, each with ranges of its own.
-  void compare(patch::BlockMaker& maker, std::uint32_t tensor, std::uint64_t offset,
-               std::span<const std::byte> target);
+  // belongs to the calling thread. Returns the sum of the range, or of a part of it if
+  // is_comparing() has become false. Thread: several, each with ranges of its own.
+  WordSum compare(patch::BlockMaker& maker, std::uint32_t tensor, std::uint64_t offset,
+                  std::span<const std::byte> target);
   // Call it once, after everything has been compared. Returns the patch from the base to the
   // content with these digests; null if it was not worth it or there is no change. Errors:
   // kDigestMismatch if the weights were changed while they were copied, so that what was compared

@@ -115,21 +115,21 @@ Result<WordSum> LeafCopier::copy_bytes(std::uint32_t tensor, const SumPlace& pla
   WordSum sum;
   if (!source_.view(tensor, place.position, into.size())) {
     sum = WSYNC_TRY(source_.read_sum(tensor, place, into));
-    changes_->compare(*tools.maker, tensor, place.position, into);
+    (void)changes_->compare(*tools.maker, tensor, place.position, into);
     return sum;
   }
   for (std::uint64_t at = 0; at < into.size(); at += patch::kBlockBytes) {
     const auto block =
         into.subspan(at, std::min<std::uint64_t>(patch::kBlockBytes, into.size() - at));
     const SumPlace from{.seed = place.seed, .position = place.position + at};
-    changes_->compare(*tools.maker, tensor, from.position,
-                      *source_.view(tensor, from.position, block.size()));
+    (void)changes_->compare(*tools.maker, tensor, from.position,
+                            *source_.view(tensor, from.position, block.size()));
     sum += WSYNC_TRY(source_.read_sum(tensor, from, block));
   }
   return sum;
 }
 
-// Each block is summed just after it was compared, from the cache.
+// Each block is summed while it is compared.
 Result<WordSum> LeafCopier::compare_bytes(std::uint32_t tensor, const SumPlace& place,
                                           std::span<std::byte> scratch, Tools& tools) {
   WordSum sum;
@@ -137,13 +137,11 @@ Result<WordSum> LeafCopier::compare_bytes(std::uint32_t tensor, const SumPlace& 
     for (std::uint64_t at = 0; at < whole->size(); at += patch::kBlockBytes) {
       const auto block =
           whole->subspan(at, std::min<std::uint64_t>(patch::kBlockBytes, whole->size() - at));
-      const SumPlace from{.seed = place.seed, .position = place.position + at};
-      changes_->compare(*tools.maker, tensor, from.position, block);
-      sum += word_sum(block, from);
+      sum += changes_->compare(*tools.maker, tensor, place.position + at, block);
     }
   } else {
     sum = WSYNC_TRY(source_.read_sum(tensor, place, scratch));
-    changes_->compare(*tools.maker, tensor, place.position, scratch);
+    (void)changes_->compare(*tools.maker, tensor, place.position, scratch);
   }
   if (changes_->is_comparing()) return sum;
   return fail(ErrorCode::kRefused, "too much has changed to hold the changes alone");

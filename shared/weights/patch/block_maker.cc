@@ -38,21 +38,20 @@ std::uint64_t changed_elements(std::uint64_t mask) noexcept {
 
 BlockMaker::BlockMaker(CopyKind kind) : kind_(kind), gaps_(kGapRoom), values_(kValueRoom) {}
 
-// `at`: where the 4 KiB begin in the block.
+// `at`: where the 4 KiB begin in the block. `factor`: theirs in the sum.
 template <std::uint32_t kElementBytes>
-void BlockMaker::collect_chunk(const std::byte* base, const std::byte* target, std::uint64_t at,
-                               const SumPlace& place, Cursor& cursor) {
+void BlockMaker::collect_chunk(const ChunkDifference& found, const std::byte* base,
+                               const std::byte* target, std::uint64_t at, std::uint64_t factor,
+                               Cursor& cursor) {
   constexpr std::uint64_t kElement = ~std::uint64_t{0} >> (64 - kElementBytes);
-  std::uint64_t stripes = find_differences(base, target, masks_, kind_);
-  if (stripes == 0) return;
   // In variables of its own, which the bytes that are written cannot change.
   Cursor here = cursor;
   WordSum before;
   WordSum after;
   std::uint64_t last_word = ~std::uint64_t{0};
-  for (; stripes != 0; stripes &= stripes - 1) {
+  for (std::uint64_t stripes = found.stripes; stripes != 0; stripes &= stripes - 1) {
     const auto stripe = static_cast<std::uint64_t>(std::countr_zero(stripes));
-    std::uint64_t mask = masks_[stripe];
+    std::uint64_t mask = found.masks[stripe];
     do {
       const auto first = static_cast<std::uint64_t>(std::countr_zero(mask)) / kElementBytes;
       mask &= ~(kElement << first * kElementBytes);
@@ -72,7 +71,6 @@ void BlockMaker::collect_chunk(const std::byte* base, const std::byte* target, s
       after += {.product = keyed_product(new_word, key), .sum = new_word};
     } while (mask != 0);
   }
-  const std::uint64_t factor = sum_factor(place.seed, (place.position + at) / kSumBlockBytes);
   here.before += {.product = before.product * factor, .sum = before.sum};
   here.after += {.product = after.product * factor, .sum = after.sum};
   cursor = here;
@@ -81,12 +79,13 @@ void BlockMaker::collect_chunk(const std::byte* base, const std::byte* target, s
 template <std::uint32_t kElementBytes>
 bool BlockMaker::is_surely_dense(std::span<const std::byte> base, std::span<const std::byte> target,
                                  std::uint64_t at, std::uint64_t collected) {
+  ChunkDifference found;
   for (; base.size() - at >= kDifferenceBytes; at += kDifferenceBytes) {
-    std::uint64_t stripes = find_differences(base.data() + at, target.data() + at, masks_, kind_);
+    find_differences(base.data() + at, target.data() + at, std::span(&found, 1), kind_);
     std::uint64_t elements = 0;
-    for (; stripes != 0; stripes &= stripes - 1)
+    for (std::uint64_t stripes = found.stripes; stripes != 0; stripes &= stripes - 1)
       elements += changed_elements<kElementBytes>(
-          masks_[static_cast<std::size_t>(std::countr_zero(stripes))]);
+          found.masks[static_cast<std::size_t>(std::countr_zero(stripes))]);
     // A position has at least one byte.
     collected += elements * (kElementBytes + 1);
     if (collected >= base.size()) return true;
@@ -102,18 +101,31 @@ bool BlockMaker::collect(std::span<const std::byte> base, std::span<const std::b
            static_cast<std::uint64_t>(cursor.values - values_.data());
   };
   const auto is_smaller = [&] { return collected() < base.size(); };
+  const auto factor_at = [&](std::uint64_t at) {
+    return sum_factor(place.seed, (place.position + at) / kSumBlockBytes);
+  };
   std::uint64_t at = 0;
   bool is_counted = false;
-  for (; base.size() - at >= kDifferenceBytes; at += kDifferenceBytes) {
-    const std::uint64_t before = collected();
-    collect_chunk<kElementBytes>(base.data() + at, target.data() + at, at, place, cursor);
-    if (!is_smaller()) return false;
-    // Collecting takes some ten times as long as counting, and where one chunk is dense, all are as
-    // a rule.
-    if (is_counted || collected() - before < kDifferenceBytes) continue;
-    is_counted = true;
-    if (is_surely_dense<kElementBytes>(base, target, at + kDifferenceBytes, collected()))
-      return false;
+  while (base.size() - at >= kDifferenceBytes) {
+    const std::size_t chunks =
+        std::min<std::size_t>(kChunksAtOnce, (base.size() - at) / kDifferenceBytes);
+    find_differences(base.data() + at, target.data() + at, std::span(found_).first(chunks), kind_);
+    for (const ChunkDifference& found : std::span(found_).first(chunks)) {
+      const std::uint64_t factor = factor_at(at);
+      cursor.target += {.product = found.second.product * factor, .sum = found.second.sum};
+      const std::uint64_t before = collected();
+      const std::uint64_t begin = at;
+      at += kDifferenceBytes;
+      if (found.stripes == 0) continue;
+      collect_chunk<kElementBytes>(found, base.data() + begin, target.data() + begin, begin, factor,
+                                   cursor);
+      if (!is_smaller()) return false;
+      // Collecting takes some ten times as long as counting, and where one chunk is dense, all are
+      // as a rule.
+      if (is_counted || collected() - before < kDifferenceBytes) continue;
+      is_counted = true;
+      if (is_surely_dense<kElementBytes>(base, target, at, collected())) return false;
+    }
   }
   if (at == base.size()) return true;
   // Zeros behind the end, as in words.
@@ -121,7 +133,13 @@ bool BlockMaker::collect(std::span<const std::byte> base, std::span<const std::b
   std::array<std::byte, kDifferenceBytes> target_end{};
   std::ranges::copy(base.subspan(at), base_end.begin());
   std::ranges::copy(target.subspan(at), target_end.begin());
-  collect_chunk<kElementBytes>(base_end.data(), target_end.data(), at, place, cursor);
+  find_differences(base_end.data(), target_end.data(), std::span(found_).first(1), kind_);
+  // Words behind the end do not count.
+  cursor.target +=
+      word_sum(target.subspan(at), {.seed = place.seed, .position = place.position + at}, kind_);
+  if (found_[0].stripes == 0) return true;
+  collect_chunk<kElementBytes>(found_[0], base_end.data(), target_end.data(), at, factor_at(at),
+                               cursor);
   return is_smaller();
 }
 
@@ -150,6 +168,7 @@ std::optional<Block> BlockMaker::make(const Layout& layout, const BlockPlace& pl
   }
   const auto gap_bytes = static_cast<std::size_t>(cursor.gaps - gaps_.data());
   const auto value_bytes = static_cast<std::size_t>(cursor.values - values_.data());
+  target_sum_ = sparse ? cursor.target : word_sum(target, sum_place, kind_);
   if (sparse && value_bytes == 0) return std::nullopt;
   if (!sparse)
     return Block{.place = place,
@@ -157,7 +176,7 @@ std::optional<Block> BlockMaker::make(const Layout& layout, const BlockPlace& pl
                  .elements = static_cast<std::uint32_t>(base.size() / tensor.element_bytes),
                  .gap_bytes = 0,
                  .before = word_sum(base, sum_place, kind_),
-                 .after = word_sum(target, sum_place, kind_),
+                 .after = target_sum_,
                  .payload = Bytes(target.begin(), target.end())};
   Block block{.place = place,
               .dense = false,

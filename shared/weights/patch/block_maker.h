@@ -2,6 +2,7 @@
 // a patch. A trainer calls it for each block while it copies, from as many threads as it has.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -27,6 +28,8 @@ class BlockMaker {
   [[nodiscard]] std::optional<Block> make(const Layout& layout, const BlockPlace& place,
                                           std::span<const std::byte> base,
                                           std::span<const std::byte> target);
+  // The sum of the words of the target of the last make(), which computes it while it compares.
+  [[nodiscard]] const WordSum& target_sum() const noexcept { return target_sum_; }
 
  private:
   // The ends of what was collected, and where it goes on.
@@ -36,6 +39,7 @@ class BlockMaker {
     std::uint64_t next_element = 0;  // after the last one that changed
     WordSum before;
     WordSum after;
+    WordSum target;  // of all words
   };
   // Adds the elements that differ. Returns false as soon as a dense block is not larger.
   template <std::uint32_t kElementBytes>
@@ -49,11 +53,12 @@ class BlockMaker {
                                      std::span<const std::byte> target, std::uint64_t at,
                                      std::uint64_t collected);
   template <std::uint32_t kElementBytes>
-  void collect_chunk(const std::byte* base, const std::byte* target, std::uint64_t at,
-                     const SumPlace& place, Cursor& cursor);
+  void collect_chunk(const ChunkDifference& found, const std::byte* base, const std::byte* target,
+                     std::uint64_t at, std::uint64_t factor, Cursor& cursor);
 
   CopyKind kind_;
-  DifferenceMasks masks_{};
+  std::array<ChunkDifference, kChunksAtOnce> found_;
+  WordSum target_sum_;
   Bytes gaps_;
   Bytes values_;
 };

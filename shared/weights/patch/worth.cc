@@ -38,10 +38,11 @@ constexpr std::uint64_t every_bit(std::uint64_t step) {
 
 // How many elements of so many bytes differ.
 std::uint64_t changed_elements(const PatchWorth::Pair& pair, std::uint64_t element_bytes,
-                               DifferenceMasks& masks) {
-  if (find_differences(pair.base.data(), pair.target.data(), masks) == 0) return 0;
+                               ChunkDifference& found) {
+  find_differences(pair.base.data(), pair.target.data(), std::span(&found, 1));
+  if (found.stripes == 0) return 0;
   std::uint64_t changed = 0;
-  for (std::uint64_t mask : masks) {
+  for (std::uint64_t mask : found.masks) {
     // The bit of the first byte of an element becomes the disjunction of those of all its bytes.
     for (std::uint64_t width = 1; width < element_bytes; width *= 2) mask |= mask >> width;
     changed += static_cast<std::uint64_t>(std::popcount(mask & every_bit(element_bytes)));
@@ -89,7 +90,7 @@ Result<> PatchWorth::sample(const Layout& layout, const Read& read) const {
   double cost = 0;
   std::uint32_t tensor = 0;
   std::uint64_t before = 0;  // chunks of the tensors before this one
-  DifferenceMasks masks{};
+  ChunkDifference found;
   for (std::uint64_t i = 0; i < kSampledChunks; ++i) {
     const std::uint64_t chunk = i * chunks / kSampledChunks;
     while (chunk - before >= layout.tensor(tensor).bytes / kDifferenceBytes)
@@ -97,7 +98,7 @@ Result<> PatchWorth::sample(const Layout& layout, const Read& read) const {
     const auto pair = read(tensor, (chunk - before) * kDifferenceBytes, kDifferenceBytes);
     if (!pair) return {};
     const std::uint64_t element = layout.tensor(tensor).element_bytes;
-    const std::uint64_t changed = changed_elements(*pair, element, masks);
+    const std::uint64_t changed = changed_elements(*pair, element, found);
     // A value that changes alone takes a byte for its position.
     const bool is_dense = changed * (element + 1) >= kDifferenceBytes;
     bytes += scale * static_cast<double>(is_dense ? kDifferenceBytes : changed * (element + 1));

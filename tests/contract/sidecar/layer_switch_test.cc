@@ -50,6 +50,8 @@ TEST_F(LayerSwitch, TwoRanksLoadTheLayersThatHaveChanged) {
     commit(version);
     expect_holds();
     for (std::size_t rank = 0; rank < 2; ++rank) EXPECT_EQ(layers_of(rank).size(), 1U);
+    serve();
+    pause();
     base = version;
   }
   // And back, by the layers of what leads back.

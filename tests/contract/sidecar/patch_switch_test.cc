@@ -33,10 +33,14 @@ TEST_F(PatchSwitch, TwoRanksGoBackByWhatLeadsBack) {
   expect_loaded(load(kV2, kV1), true);
   EXPECT_EQ(made_, 1U) << "not while a load may use the processors";
   commit(kV2);
+  EXPECT_EQ(tried_, 1U) << "not while the engine does not serve again";
+  serve();
   ASSERT_TRUE(bench_.until([&] { return made_ == 2; }));
+  pause();
   EXPECT_EQ(patch_bytes_, bytes) << "it is there in place of what led there";
   expect_loaded(load(kV1, kV2), true);
   commit(kV1);
+  serve();
   content_.pop_back();
   expect_holds();
   EXPECT_EQ(patch_bytes_, 0U);
@@ -87,7 +91,9 @@ TEST_F(PatchSwitch, DamagedMemoryGoesBackInFull) {
   add(kV2);
   expect_loaded(load(kV2, kV1), true);
   commit(kV2);
+  serve();
   ASSERT_TRUE(bench_.until([&] { return made_ == 2; }));
+  pause();
   // Memory that is found to differ is loaded in full, whatever leads there.
   damage(0);
   const auto loaded = load(kV1, kV2);
@@ -143,7 +149,9 @@ TEST_F(PatchSwitch, IsNotUsedWhereItDoesNotFit) {
   EXPECT_EQ(made_, 1U);
   expect_loaded(load(kV2), false);  // a rank of the replica holds no version
   commit(kV2);
+  serve();
   ASSERT_TRUE(bench_.until([&] { return made_ == 2; })) << "what leads back";
+  pause();
   change(1);
   add(kV3);  // everything has changed
   EXPECT_EQ(tried_, 3U);

@@ -69,10 +69,14 @@ inline Patch make_patch(const Layout& layout, const Content& base, const Content
                         CopyKind kind = best_copy_kind()) {
   auto builder = PatchBuilder::create(layout, bucket_bytes).value();
   BlockMaker maker(kind);
-  for (const BlockPlace& place : places_of(layout))
+  for (const BlockPlace& place : places_of(layout)) {
     if (auto block = maker.make(layout, place, block_bytes(layout, base, place),
                                 block_bytes(layout, target, place)))
       builder.add(std::move(*block));
+    EXPECT_EQ(maker.target_sum(), word_sum(block_bytes(layout, target, place),
+                                           {.seed = layout.tensor(place.tensor).seed,
+                                            .position = Layout::offset(place)}));
+  }
   auto patch = builder.finish(digest_of_content(layout.manifest(), base),
                               digest_of_content(layout.manifest(), target));
   EXPECT_TRUE(patch) << patch.error().message();
