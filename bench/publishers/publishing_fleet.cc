@@ -1,5 +1,6 @@
 #include "bench/publishers/publishing_fleet.h"
 
+#include <algorithm>
 #include <chrono>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -64,6 +65,7 @@ Result<> PublishingFleet::start_publisher(const ModelSource& source) {
   publisher_->on_line = [this](const std::string& line) { lines_.push_back(line); };
   const auto ready = WSYNC_TRY(answer());
   private_bytes_ = resident_memory_of(publisher_->pid()).private_bytes;
+  sidecar_private_bytes_ = resident_memory_of(fleet_->sidecar_process()).private_bytes;
   if (ready.value("event", "") == "ready") return {};
   return fail(ErrorCode::kInternal,
               "expected a publisher that is ready, received: " + ready.dump());
@@ -142,9 +144,17 @@ Result<PublishingFleet::PatchCounts> PublishingFleet::patch_counts() const {
 }
 
 Result<std::uint64_t> PublishingFleet::version_bytes() const {
-  std::vector<pid_t> pids = fleet_->serving_processes();
-  pids.push_back(publisher_->pid());
-  return memfd_bytes_of(pids);
+  const pid_t publisher = publisher_->pid();
+  const pid_t sidecar = fleet_->sidecar_process();
+  std::vector<pid_t> pids = fleet_->engine_processes();
+  pids.push_back(publisher);
+  pids.push_back(sidecar);
+  const auto more = [](pid_t pid, std::uint64_t before) {
+    const std::uint64_t now = resident_memory_of(pid).private_bytes;
+    return now - std::min(now, before);
+  };
+  return WSYNC_TRY(memfd_bytes_of(pids)) + more(publisher, private_bytes_) +
+         more(sidecar, sidecar_private_bytes_);
 }
 
 Result<std::uint64_t> PublishingFleet::snapshot_floor(const FloorWay& way) {

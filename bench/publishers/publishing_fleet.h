@@ -66,8 +66,9 @@ class PublishingFleet {
     std::uint64_t travelled_bytes = 0;  // of versions that were received as copies
   };
   [[nodiscard]] Result<PatchCounts> patch_counts() const;
-  // What publisher, sidecar and engines have in memory that can be shared: versions and patches,
-  // but neither the publisher's weights nor those of the engines. Errors as memfd_bytes_of().
+  // What publisher, sidecar and engines have in memory that can be shared, and what publisher and
+  // sidecar have got of other memory since just before the first publish: versions and patches, but
+  // neither the publisher's weights nor those of the engines. Errors as memfd_bytes_of().
   [[nodiscard]] Result<std::uint64_t> version_bytes() const;
   // Copies the publisher's weights once in this way, in its process, to memory like that of a
   // snapshot, and returns the time.
@@ -92,8 +93,10 @@ class PublishingFleet {
   const PublishingFleetOptions options_;
   cli::ChildProcesses& children_;
   cli::Child* publisher_ = nullptr;
-  std::deque<std::string> lines_;    // that the publisher has printed
-  std::uint64_t private_bytes_ = 0;  // resident memory of the publisher before its first publish
+  std::deque<std::string> lines_;  // that the publisher has printed
+  // Resident memory before the first publish.
+  std::uint64_t private_bytes_ = 0;  // of the publisher
+  std::uint64_t sidecar_private_bytes_ = 0;
   std::unique_ptr<MeasuredFleet> fleet_;
 };
 

@@ -331,8 +331,10 @@ PeakMemory MeasuredFleet::peak_memory() const {
   return memory;
 }
 
-std::vector<pid_t> MeasuredFleet::serving_processes() const {
-  std::vector<pid_t> pids{fleet_.sidecar(0).pid()};
+pid_t MeasuredFleet::sidecar_process() const { return fleet_.sidecar(0).pid(); }
+
+std::vector<pid_t> MeasuredFleet::engine_processes() const {
+  std::vector<pid_t> pids;
   for (std::size_t i = 0; i < engines_.size(); ++i) pids.push_back(fleet_.engine(i).pid());
   return pids;
 }

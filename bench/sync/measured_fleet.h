@@ -121,8 +121,8 @@ class MeasuredFleet {
   // Processor time of trainer, sidecar and engines since they were started.
   [[nodiscard]] Result<std::chrono::nanoseconds> cpu_time() const;
   [[nodiscard]] PeakMemory peak_memory() const;
-  // The sidecar and the engines.
-  [[nodiscard]] std::vector<pid_t> serving_processes() const;
+  [[nodiscard]] pid_t sidecar_process() const;
+  [[nodiscard]] std::vector<pid_t> engine_processes() const;
   // Not available for a fleet with Watched::kNever, whose processes serve no pages.
   [[nodiscard]] Result<CopiedBytes> copied_bytes();
   // Sockets of the pages of trainer and sidecar, if they are served.

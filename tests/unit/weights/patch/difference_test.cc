@@ -57,7 +57,9 @@ void expect_differences(const Pair& pair, std::size_t offset_a, std::size_t offs
       }
       ASSERT_EQ(found[chunk].stripes >> stripe & 1U, mask != 0 ? 1U : 0U)
           << "chunk " << chunk << ", stripe " << stripe;
-      if (found[chunk].stripes != 0) ASSERT_EQ(found[chunk].masks[stripe], mask);
+      if (found[chunk].stripes != 0) {
+        ASSERT_EQ(found[chunk].masks[stripe], mask);
+      }
     }
     // As a block of a tensor, with its factor.
     const WordSum sum{.product = found[chunk].second.product * sum_factor(kSeed, chunk),
