@@ -1,5 +1,6 @@
 #include "bench/harness/process_usage.h"
 
+#include <algorithm>
 #include <ctime>
 #include <filesystem>
 #include <fstream>
@@ -9,7 +10,9 @@
 #include <string>
 #include <string_view>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <system_error>
+#include <utility>
 
 #include "shared/base/format.h"
 #include "shared/base/units.h"
@@ -51,7 +54,8 @@ ResidentMemory resident_memory_of(pid_t pid) {
 
 Result<std::uint64_t> memfd_bytes_of(std::span<const pid_t> pids) {
   constexpr std::string_view kName = "/memfd:";
-  std::map<ino_t, std::uint64_t> files;  // all are of one file system
+  // By device and inode: files in huge pages are of a file system of their own.
+  std::map<std::pair<dev_t, ino_t>, std::uint64_t> files;
   for (const pid_t pid : pids) {
     std::error_code error;
     for (const auto& entry :
@@ -62,30 +66,36 @@ Result<std::uint64_t> memfd_bytes_of(std::span<const pid_t> pids) {
         continue;
       struct stat status{};
       if (::stat(entry.path().c_str(), &status) == 0)
-        files[status.st_ino] = static_cast<std::uint64_t>(status.st_blocks) * kStatBlockBytes;
+        files[{status.st_dev, status.st_ino}] =
+            static_cast<std::uint64_t>(status.st_blocks) * kStatBlockBytes;
     }
     if (error)
       return fail(ErrorCode::kIo, fmt::format("the files of process {}: {}", pid, error.message()));
   }
+  std::map<std::pair<dev_t, ino_t>, std::uint64_t> mapped;
   for (const pid_t pid : pids) {
-    std::map<ino_t, std::uint64_t> mapped;
     std::ifstream maps(fmt::format("/proc/{}/maps", pid));
     for (std::string line; std::getline(maps, line);) {
       if (line.find(kName) == std::string::npos) continue;
-      // begin-end rights offset device inode path
+      // begin-end rights offset major:minor inode path
       std::istringstream words(line);
       std::uint64_t begin = 0;
       std::uint64_t end = 0;
-      char dash = 0;
-      std::string word;
+      std::uint64_t offset = 0;
+      unsigned major = 0;
+      unsigned minor = 0;
       ino_t inode = 0;
-      words >> std::hex >> begin >> dash >> end >> word >> word >> word >> std::dec >> inode;
-      if (!files.contains(inode)) mapped[inode] += end - begin;
+      char mark = 0;
+      std::string rights;
+      words >> std::hex >> begin >> mark >> end >> rights >> offset >> major >> mark >> minor >>
+          std::dec >> inode;
+      std::uint64_t& bytes = mapped[{::makedev(major, minor), inode}];
+      bytes = std::max(bytes, offset + (end - begin));
     }
-    files.merge(mapped);
   }
+  files.merge(mapped);  // those that are not open
   std::uint64_t bytes = 0;
-  for (const auto& [inode, size] : files) bytes += size;
+  for (const auto& [file, size] : files) bytes += size;
   return bytes;
 }
 

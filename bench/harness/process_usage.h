@@ -21,9 +21,9 @@ struct ResidentMemory {
   std::uint64_t shared_bytes = 0;   // of memfd, tmpfs and System V
 };
 [[nodiscard]] ResidentMemory resident_memory_of(pid_t pid);
-// Memory of all files of memfd_create() that these processes have open or mapped, each file once. A
-// file that is only mapped counts with its whole size, the others with what is allocated of them.
-// kIo if a process has ended, or is another user's.
+// Memory of all files of memfd_create() that these processes have open or mapped, each file once.
+// What is allocated of a file that is open counts; of one that is only mapped, all up to the end of
+// its mappings. kIo if a process has ended, or is another user's.
 [[nodiscard]] Result<std::uint64_t> memfd_bytes_of(std::span<const pid_t> pids);
 // Sets that maximum to what is resident now. kIo, naming the process, if it has ended or the kernel
 // does not allow it.

@@ -69,7 +69,7 @@ class Copier {
         new Copier(std::move(source), std::move(target), std::move(socket)));
     made->rank_ = static_cast<unsigned>(std::atoi(rank));
     made->threads_ = std::max(1U, this_machine().cores / engines);
-    if (made->threads_ > 1) made->helpers_ = std::make_unique<ThreadPool>(made->threads_ - 1);
+    made->helpers_ = helpers_for(made->threads_);
     for (const nlohmann::json& path : job.at("models")) {
       auto model = WSYNC_TRY(MappedFile::map(path, made->source_.size));
       made->models_.push_back(std::move(model));

@@ -209,7 +209,9 @@ Result<SuiteResult> measure_delta(const DeltaBenchOptions& options, const Interr
   CpuLoad load;
   std::vector<Share> shares = shares_of(options);
   unsigned done = 0;
-  const auto total = static_cast<unsigned>(shares.size()) * options.rounds + 1;
+  Share* const of_memory = share_of_memory(options, shares);
+  const auto total =
+      static_cast<unsigned>(shares.size()) * options.rounds + 1 + (of_memory == nullptr ? 0 : 1);
   DeltaFleet fleet(options, source, *children);
   on_turn("warming up", ++done, total);
   WSYNC_TRY(fleet.start());
@@ -219,9 +221,9 @@ Result<SuiteResult> measure_delta(const DeltaBenchOptions& options, const Interr
       WSYNC_TRY(fleet.one_round(share, i % 2 == 1));
     }
   WSYNC_TRY(fleet.verify());
-  if (Share* const share = share_of_memory(options, shares)) {
-    on_turn("memory", total, total);
-    WSYNC_TRY(fleet.measure_memory(*share));
+  if (of_memory != nullptr) {
+    on_turn("memory", ++done, total);
+    WSYNC_TRY(fleet.measure_memory(*of_memory));
   }
   suite.notes = load_sentences(busy, load.since_last().stolen);
   const bool is_bf16 = std::ranges::all_of(

@@ -51,7 +51,7 @@ Result<HostConfig> read_config(const DoctorOptions& options) {
                       {},
                       c.trace_file,
                       {check_decisions(c), check_key_folder(c.keys), check_data_security(c.network),
-                       check_trainer_patches(c.network, c.in_place)}};
+                       check_trainer_patches(c)}};
   }
   const auto c = WSYNC_TRY(config::load_sidecar(sources));
   return HostConfig{c.run_dir,

@@ -75,8 +75,7 @@ struct Check {
 [[nodiscard]] Check check_patches(const config::SidecarConfig& config);
 // Says whether a trainer makes patches for the sidecars of its host, what memory these need, and
 // how many arenas it needs for versions of which little changes.
-[[nodiscard]] Check check_trainer_patches(const config::NetworkConfig& network,
-                                          config::PatchMode in_place);
+[[nodiscard]] Check check_trainer_patches(const config::TrainerConfig& config);
 // Says how often the memory of engines is read again. A warning if it never is.
 [[nodiscard]] Check check_scrub(const config::SidecarConfig& config);
 

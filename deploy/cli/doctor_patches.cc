@@ -118,7 +118,8 @@ Check check_patches(const config::SidecarConfig& config) {
   if (arrive.mapped && transfers)
     check.found += in_place
                        ? "; an arena of a trainer of this host is lent to it, so that it can be "
-                         "changed, and both have one between them (patch.in_place: auto)"
+                         "changed (patch.in_place: auto), and both have one between them, unless "
+                         "an engine serves from it (--adopt) or the trainer takes another one"
                        : "; a trainer of this host needs an arena for each version "
                          "(patch.in_place: off)";
   if (arrive.copied)
@@ -135,11 +136,11 @@ Check check_patches(const config::SidecarConfig& config) {
   return check;
 }
 
-Check check_trainer_patches(const config::NetworkConfig& network, config::PatchMode in_place) {
+Check check_trainer_patches(const config::TrainerConfig& config) {
   // What the sidecars set is not known here; by default they take any patch.
-  const bool makes = arrivals(network).mapped;
+  const bool makes = arrivals(config.network).mapped;
   const double share = makes ? memory_share(config::PatchConfig().max_share, false) : 0;
-  const bool is_in_place = in_place == config::PatchMode::kAuto;
+  const std::string obstacle = config::arena_obstacle(config);
   Check check{.name = kPatchesCheck,
               .status = CheckStatus::kOk,
               .found = makes
@@ -148,19 +149,19 @@ Check check_trainer_patches(const config::NetworkConfig& network, config::PatchM
                                          memory_text({.copied = false}, share, 0, 0))
                            : fmt::format("transport is {}, so no sidecar gets a patch from this "
                                          "trainer; those that copy make theirs of what changes",
-                                         network.transport),
+                                         config.network.transport),
               .advice = "",
               .facts = {{"used", makes},
-                        {"in_place", is_in_place ? "auto" : "off"},
+                        {"in_place", config.in_place == config::PatchMode::kAuto ? "auto" : "off"},
                         {"memory_share_mapped", share},
                         {"memory_share_copied", 0}}};
-  check.found += is_in_place
-                     ? fmt::format(
-                           "; a version of which at most {:.3g} % change needs no arena of its "
-                           "own: that of the version before is changed after the decision "
-                           "(patch.in_place: auto)",
-                           100 * patch::kPatchShareMax)
-                     : "; every version has an arena of its own (patch.in_place: off)";
+  check.found +=
+      obstacle.empty()
+          ? fmt::format(
+                "; a version of which at most {:.3g} % change needs no arena of its own: that of "
+                "the version before is changed after the decision (patch.in_place: auto)",
+                100 * patch::kPatchShareMax)
+          : fmt::format("; every version has an arena of its own ({})", obstacle);
   return check;
 }
 

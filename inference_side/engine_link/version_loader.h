@@ -49,7 +49,8 @@ class VersionLoader {
   // arena is kept for later versions.
   void forget(const Version& version) {
     forget_ahead(version);
-    if (!loading_ && serving_) written_patch_.reset();  // it takes long; else see unmap_patches()
+    // Not in a pause, because it takes long. Then it is kept until the rank serves again, or loads.
+    if (!loading_ && serving_) written_patch_.reset();
     prepared_.erase(version);
   }
   // Unmaps the arenas in which no prepared, loaded or adopted version is. The others are unmapped

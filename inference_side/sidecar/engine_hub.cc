@@ -16,6 +16,9 @@ namespace {
 
 // A refused engine has this long to read the refusal before its connection is closed.
 constexpr std::chrono::milliseconds kFinishDeadline{1'000};
+// What follows from a commit begins when the engine serves again, because it would compete with it
+// for the processors. One that does not serve again is not awaited for longer.
+constexpr std::chrono::milliseconds kResumeWait{1'000};
 
 template <class... Ts>
 struct Overloaded : Ts... {
@@ -60,7 +63,8 @@ EngineHub::EngineHub(Loop& loop, EngineHubOptions options, OnRank on_rank)
                 [this](const EngineRank& rank, const ReadDifference& difference) {
                   return scrubbing_->verified(rank, difference);
                 }),
-      liveness_timer_(loop, [this] { check_liveness(); }) {}
+      liveness_timer_(loop, [this] { check_liveness(); }),
+      commit_timer_(loop, [this] { active_changed(); }) {}
 
 EngineHub::~EngineHub() {
   *alive_ = false;
@@ -359,6 +363,7 @@ void EngineHub::handle(const std::shared_ptr<EngineRank>& rank, control::Frame f
           [&](const control::Committed& committed) {
             if (committed.failure.empty()) {
               rank->active = committed.version;
+              commit_timer_.start(kResumeWait);
               scrubbing_->committed(*rank, committed.version, rank->loaded_by_patch);
             }
             notify(rank->replica, reload::RankCommitted{.rank = rank->rank,
@@ -368,7 +373,7 @@ void EngineHub::handle(const std::shared_ptr<EngineRank>& rank, control::Frame f
           },
           [&](const control::Resumed&) {
             scrubbing_->resumed(*rank);
-            active_changed();  // not before: what it begins would compete with the engine
+            active_changed();
             notify(rank->replica, reload::RankResumed{.rank = rank->rank, .request = request});
           },
           [&](control::Digests& digests) {

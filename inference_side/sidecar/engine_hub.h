@@ -232,6 +232,7 @@ class EngineHub {
   Readback readback_;
   std::unique_ptr<Scrubbing> scrubbing_;
   Timer liveness_timer_;
+  Timer commit_timer_;  // since the last commit; see kResumeWait
 };
 
 }  // namespace wsync::agent

@@ -57,9 +57,9 @@ class Comparison {
 
   // Takes the blocks by which the target has come.
   [[nodiscard]] Result<> take(const ReceivedChanges& changes) {
-    ThreadPool helpers(std::max(1U, limits_.threads) - 1);
+    const auto helpers = helpers_for(limits_.threads);
     std::vector<Result<>> taken(changes.buckets.size());
-    for_each_index(&helpers, taken.size(), [&](std::size_t bucket) {
+    for_each_index(helpers.get(), taken.size(), [&](std::size_t bucket) {
       if (!is_over()) taken[bucket] = take(bucket, *changes.buckets[bucket]);
     });
     for (const Result<>& bucket : taken) WSYNC_TRY(bucket);
@@ -69,9 +69,9 @@ class Comparison {
   // Compares everything.
   [[nodiscard]] Result<> run() {
     const auto leaves = target_.leaves()->all();
-    ThreadPool helpers(std::max(1U, limits_.threads) - 1);
+    const auto helpers = helpers_for(limits_.threads);
     std::atomic<std::size_t> next = 0;
-    for_each_index(&helpers, helpers.size() + 1, [&](std::size_t /*thread*/) {
+    for_each_index(helpers.get(), std::max(1U, limits_.threads), [&](std::size_t /*thread*/) {
       patch::BlockMaker maker;
       for (std::size_t at = next++; at < leaves.size() && !is_over(); at = next++)
         compare_leaf(maker, at);
@@ -165,8 +165,8 @@ HeldPatch::HeldPatch(std::shared_ptr<const HeldVersion> base,
       memory_(std::move(memory)) {}
 
 Result<> HeldPatch::read(unsigned threads) {
-  ThreadPool helpers(std::max(1U, threads) - 1);
-  reader_.emplace(WSYNC_TRY(patch::read_mapped(layout_, memory_->bytes(), &helpers)));
+  const auto helpers = helpers_for(threads);
+  reader_.emplace(WSYNC_TRY(patch::read_mapped(layout_, memory_->bytes(), helpers.get())));
   return {};
 }
 

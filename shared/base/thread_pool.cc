@@ -41,6 +41,10 @@ void ThreadPool::run(const std::stop_token& stop) {
   }
 }
 
+std::unique_ptr<ThreadPool> helpers_for(unsigned threads) {
+  return threads > 1 ? std::make_unique<ThreadPool>(threads - 1) : nullptr;
+}
+
 void for_each_index(ThreadPool* helpers, std::size_t count,
                     const std::function<void(std::size_t)>& work) {
   std::atomic<std::size_t> next = 0;

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <source_location>
 #include <thread>
@@ -62,6 +63,10 @@ class ThreadPool {
   std::deque<std::function<void()>> work_;  // under mutex_
   std::vector<std::jthread> threads_;
 };
+
+// Threads that help the calling one, so that `threads` of them work in all. Null for 0 or 1: it
+// works alone.
+[[nodiscard]] std::unique_ptr<ThreadPool> helpers_for(unsigned threads);
 
 // Calls work(0) to work(count - 1) once each, on the threads of the pool and on this one, and
 // returns when all calls have ended. `helpers` may be null. Must not be called from a thread of the

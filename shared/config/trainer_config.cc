@@ -15,6 +15,8 @@
 #include "shared/config/directories.h"
 #include "shared/config/limits.h"
 #include "shared/config/role.h"
+#include "shared/config/units.h"
+#include "shared/transport/limits.h"
 #include "shared/transport/traits.h"
 
 namespace wsync::config {
@@ -215,6 +217,18 @@ Result<TrainerConfig> parse_trainer(std::string_view text, std::string_view name
                                     const Sources& sources) {
   return parse_role(bind_trainer, text, name, sources);
 }
+// A version that is written to a directory, or only served by a canary, needs an arena beside the
+// others. Sources make a bucket for who has no base, and must not take long for it.
+std::string arena_obstacle(const TrainerConfig& config) {
+  if (config.in_place == PatchMode::kOff) return "patch.in_place: off";
+  if (!config.directory.publish.empty()) return "directory.publish";
+  if (!config.canary.empty()) return fmt::format("canary: {}", config.canary);
+  if (config.bucket_bytes > limits::kStreamChangesBucketBytes)
+    return fmt::format("bucket_bytes: {}, more than {}", format_size(config.bucket_bytes),
+                       format_size(limits::kStreamChangesBucketBytes));
+  return "";
+}
+
 std::vector<std::string> trainer_keys() { return keys_of_role(bind_trainer); }
 
 Result<CommitPolicy> parse_commit_policy(std::string_view text) {

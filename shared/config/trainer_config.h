@@ -104,6 +104,9 @@ struct TrainerConfig {
 // Parses and checks a text. `name` stands for the file name in error messages.
 [[nodiscard]] Result<TrainerConfig> parse_trainer(std::string_view text, std::string_view name,
                                                   const Sources& sources = {});
+// Returns the setting that gives each version an arena of its own, however little changes, as text
+// for a message; empty if there is none. Any thread.
+[[nodiscard]] std::string arena_obstacle(const TrainerConfig& config);
 // Returns every key, in the order of the example file.
 [[nodiscard]] std::vector<std::string> trainer_keys();
 

@@ -53,7 +53,7 @@ Draft::Draft(std::shared_ptr<Snapshotter> snapshotter, std::shared_ptr<const Man
     : snapshotter_(std::move(snapshotter)),
       manifest_(std::move(manifest)),
       plan_(std::move(plan)),
-      helpers_(threads > 1 ? std::make_unique<ThreadPool>(threads - 1) : nullptr),
+      helpers_(helpers_for(threads)),
       arena_(std::move(arena)) {}
 
 Result<std::shared_ptr<Draft>> Draft::begin(std::shared_ptr<Snapshotter> snapshotter,

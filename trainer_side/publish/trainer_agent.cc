@@ -9,7 +9,6 @@
 #include "shared/base/log.h"
 #include "shared/base/unix_socket.h"
 #include "shared/config/trainer_config.h"
-#include "shared/transport/limits.h"
 #include "trainer_side/publish/checkpoint_source.h"
 #include "trainer_side/publish/directory_watch.h"
 #include "trainer_side/publish/push_origin.h"
@@ -460,12 +459,10 @@ void TrainerAgent::enter_phase(const coordinator::PhaseEntered& phase) {
 
 // From the target, which is in an arena, or will be when the snapshot is taken. Not while another
 // version may become the target: the arena could not be changed to it, because this snapshot reads
-// it. A version that is written to a directory, or only served by a canary, needs an arena beside
-// the others. Sources make a bucket for who has no base, and must not take long for it.
+// it.
 bool TrainerAgent::may_take_changes() const {
   const Version& target = coordinator_->target();
-  return config_.in_place == config::PatchMode::kAuto && !directory_ && config_.canary.empty() &&
-         config_.bucket_bytes <= limits::kStreamChangesBucketBytes && !target.none() &&
+  return config::arena_obstacle(config_).empty() && !target.none() &&
          (last_served_ == target || !coordinator_->has_update({})) &&
          coordinator_->may_hold_changes();
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <optional>
 #include <utility>
 
 #include "shared/base/check.h"
@@ -123,21 +124,19 @@ Result<std::vector<ArrivedBucket>> read_changes(const FetchRequest& wanted,
   if (!bytes.empty())
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("sealed changes: {} bytes are left over", bytes.size()));
-  std::vector<Result<ArrivedBucket>> proven(buckets, fail(ErrorCode::kCancelled, "not proven"));
+  // None: another one was wrong before its turn.
+  std::vector<std::optional<Result<ArrivedBucket>>> proven(buckets);
   std::atomic<bool> is_over = false;
-  ThreadPool helpers(std::max(1U, threads) - 1);
-  for_each_index(&helpers, buckets, [&](std::size_t bucket) {
+  const auto helpers = helpers_for(threads);
+  for_each_index(helpers.get(), buckets, [&](std::size_t bucket) {
     if (is_over) return;
     proven[bucket] = prove(wanted, bucket, sealed[bucket]);
-    if (!proven[bucket]) is_over = true;
+    if (!proven[bucket]->has_value()) is_over = true;
   });
-  const auto is_wrong = [](const Result<ArrivedBucket>& bucket) {
-    return !bucket && bucket.error().code() != ErrorCode::kCancelled;
-  };
-  if (const auto wrong = std::ranges::find_if(proven, is_wrong); wrong != proven.end())
-    return fail(wrong->error());
+  for (const auto& bucket : proven)
+    if (bucket && !bucket->has_value()) return fail(bucket->error());
   std::vector<ArrivedBucket> arrived;
-  for (Result<ArrivedBucket>& bucket : proven) arrived.push_back(std::move(*bucket));
+  for (auto& bucket : proven) arrived.push_back(std::move(**bucket));
   return arrived;
 }
 

@@ -166,31 +166,31 @@ Result<> BlockApplier::for_each(std::span<const BlockView> blocks, std::span<Byt
 }
 
 template <ElementUse kUse, class Element>
-WrittenSums BlockApplier::visit(const BlockView& block, std::span<const std::uint32_t> positions,
+TouchedSums BlockApplier::visit(const BlockView& block, std::span<const std::uint32_t> positions,
                                 std::span<BlockByte<kUse>> bytes, PositionsAhead<Element>& ahead,
-                                std::byte* there) {
+                                std::byte* old_values) {
   if (bytes.size() % kSumWordBytes == 0)
-    return visit_elements<Element, kUse>(*layout_, block, positions, bytes, ahead, there);
+    return visit_elements<Element, kUse>(*layout_, block, positions, bytes, ahead, old_values);
   padded_.assign(bytes.begin(), bytes.end());
   padded_.resize((bytes.size() / kSumWordBytes + 1) * kSumWordBytes);
-  const WrittenSums sums =
-      visit_elements<Element, kUse>(*layout_, block, positions, padded_, ahead, there);
+  const TouchedSums sums =
+      visit_elements<Element, kUse>(*layout_, block, positions, padded_, ahead, old_values);
   if constexpr (kUse == ElementUse::kWrite)
     std::copy_n(padded_.begin(), bytes.size(), bytes.begin());
   return sums;
 }
 
 template <ElementUse kUse, class Element>
-Result<WrittenSums> BlockApplier::prove(const BlockView& block,
+Result<TouchedSums> BlockApplier::prove(const BlockView& block,
                                         std::span<const std::uint32_t> positions,
                                         std::span<const std::byte> bytes,
-                                        PositionsAhead<Element>& ahead, std::byte* there) {
-  WrittenSums found;
+                                        PositionsAhead<Element>& ahead, std::byte* old_values) {
+  TouchedSums found;
   if (!block.dense) {
-    found = visit<kUse>(block, positions, bytes, ahead, there);
+    found = visit<kUse>(block, positions, bytes, ahead, old_values);
   } else {
     found.before = sum(block, bytes);
-    if constexpr (kUse == ElementUse::kCollect) std::memcpy(there, bytes.data(), bytes.size());
+    if constexpr (kUse == ElementUse::kCollect) std::memcpy(old_values, bytes.data(), bytes.size());
   }
   if (found.before == block.before || planted("patch_accepts_any_base")) return found;
   if (planted("patch_compares_the_difference")) {
@@ -210,10 +210,9 @@ Result<WrittenSums> BlockApplier::prove(const BlockView& block,
 template <class Element>
 Result<> BlockApplier::write_proven(const BlockView& block,
                                     std::span<const std::uint32_t> positions,
-                                    std::span<std::byte> bytes, const WordSum& before,
-                                    PositionsAhead<Element>& ahead) {
+                                    std::span<std::byte> bytes, PositionsAhead<Element>& ahead) {
   const WordSum found = block.dense
-                            ? replace(block, bytes, before).after
+                            ? replace(block, bytes)
                             : visit<ElementUse::kWrite>(block, positions, bytes, ahead).after;
   if (found == block.after || planted("patch_compares_the_difference")) return {};
   return fail(
@@ -225,11 +224,10 @@ Result<> BlockApplier::write_proven(const BlockView& block,
                   block.after.sum));
 }
 
-WrittenSums BlockApplier::replace(const BlockView& block, std::span<std::byte> bytes,
-                                  const WordSum& before) const {
-  const SumPlace place{.seed = layout_->tensor(block.place.tensor).seed,
-                       .position = Layout::offset(block.place)};
-  return {.before = before, .after = copy_streaming_sum(bytes, block.values, place)};
+WordSum BlockApplier::replace(const BlockView& block, std::span<std::byte> bytes) const {
+  return copy_streaming_sum(
+      bytes, block.values,
+      {.seed = layout_->tensor(block.place.tensor).seed, .position = Layout::offset(block.place)});
 }
 
 Result<> BlockApplier::apply(const BlockView& block, std::span<std::byte> bytes, BeforeRule rule) {
@@ -240,11 +238,10 @@ Result<> BlockApplier::apply(const BlockView& block, std::span<std::byte> bytes,
                                      std::span<const std::uint32_t> positions,
                                      PositionsAhead<Element>& ahead) -> Result<> {
                     if (rule == BeforeRule::kRepeat)
-                      return write_proven(one, positions, own, {}, ahead);
-                    const WrittenSums found =
-                        WSYNC_TRY(prove<ElementUse::kProve>(one, positions, own, ahead));
+                      return write_proven(one, positions, own, ahead);
+                    (void)WSYNC_TRY(prove<ElementUse::kProve>(one, positions, own, ahead));
                     PositionsAhead<Element> nothing;
-                    return write_proven(one, positions, own, found.before, nothing);
+                    return write_proven(one, positions, own, nothing);
                   });
 }
 
@@ -255,7 +252,7 @@ Result<> BlockApplier::check(std::span<const BlockView> blocks,
       [&]<class Element>(const BlockView& block, std::span<const std::byte> bytes,
                          std::span<const std::uint32_t> positions,
                          PositionsAhead<Element>& ahead) -> Result<> {
-        const WrittenSums found =
+        const TouchedSums found =
             WSYNC_TRY(prove<ElementUse::kProve>(block, positions, bytes, ahead));
         const WordSum after = block.dense ? sum(block, block.values) : found.after;
         if (after == block.after) return {};
@@ -313,7 +310,7 @@ Result<> BlockApplier::apply_reversibly(std::span<const BlockView> blocks,
                     Block undo =
                         WSYNC_TRY(prove_and_reverse<Element>(block, positions, bytes, ahead));
                     PositionsAhead<Element> nothing;
-                    WSYNC_TRY(write_proven(block, positions, bytes, block.before, nothing));
+                    WSYNC_TRY(write_proven(block, positions, bytes, nothing));
                     if (planted("patch_reverse_takes_new_values"))
                       std::ranges::copy(block.values, undo.payload.begin() + undo.gap_bytes);
                     on_reverse(std::move(undo));
@@ -469,9 +466,13 @@ void BlockApplier::apply_run(std::span<const BlockView> blocks, const TensorPart
     }
     const std::size_t sparse = sparse_elements(block);
     const std::span own(run_begins_[i], layout_->block_bytes(block.place));
-    const WrittenSums written =
-        block.dense ? replace(block, own, replaced.empty() ? sum(block, own) : replaced[i])
-                    : visit<ElementUse::kWrite>(block, std::span(positions, sparse), own, ahead);
+    TouchedSums written;
+    if (block.dense) {
+      written.before = replaced.empty() ? sum(block, own) : replaced[i];
+      written.after = replace(block, own);
+    } else {
+      written = visit<ElementUse::kWrite>(block, std::span(positions, sparse), own, ahead);
+    }
     positions += sparse;
     sums[i] = {.before = {.words = written.before, .edges = {}},
                .after = {.words = written.after, .edges = {}},

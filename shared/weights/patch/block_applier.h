@@ -47,9 +47,10 @@ class BlockApplier {
   [[nodiscard]] Result<> apply(const BlockView& block, std::span<std::byte> bytes,
                                BeforeRule rule = BeforeRule::kBase);
 
-  // The functions below take blocks in ascending order, of any tensors. `begins[i]` is where the
-  // bytes of block i lie. It is much faster than block by block, because the memory of a block is
-  // fetched while the block before it is visited. They end with the first block that is wrong.
+  // check(), make_reverse() and apply_reversibly() take blocks in ascending order, of any tensors.
+  // `begins[i]` is where the bytes of block i lie. It is much faster than block by block, because
+  // the memory of a block is fetched while the block before it is visited. They end with the first
+  // block that is wrong.
 
   // Proves the blocks without writing: kDigestMismatch, with tensor and block, if the touched words
   // have another sum than those of the base, or if they would have another one than the target with
@@ -109,32 +110,31 @@ class BlockApplier {
                                   Visit&& visit);
   // Visits a sparse block as visit_elements() does, also if its last word is short.
   template <ElementUse kUse, class Element>
-  [[nodiscard]] WrittenSums visit(const BlockView& block, std::span<const std::uint32_t> positions,
+  [[nodiscard]] TouchedSums visit(const BlockView& block, std::span<const std::uint32_t> positions,
                                   std::span<BlockByte<kUse>> bytes, PositionsAhead<Element>& ahead,
-                                  std::byte* there = nullptr);
-  // Compares the sum of the touched words that are there with that of the base. kCollect: `there`
-  // gets them. Returns the sums; that of a dense block after it is not computed.
+                                  std::byte* old_values = nullptr);
+  // Compares the sum of the touched words that are there with that of the base. Returns the sums;
+  // that of a dense block after it is not computed. kCollect: `old_values` gets the elements that
+  // are there.
   template <ElementUse kUse, class Element>
-  [[nodiscard]] Result<WrittenSums> prove(const BlockView& block,
+  [[nodiscard]] Result<TouchedSums> prove(const BlockView& block,
                                           std::span<const std::uint32_t> positions,
                                           std::span<const std::byte> bytes,
                                           PositionsAhead<Element>& ahead,
-                                          std::byte* there = nullptr);
+                                          std::byte* old_values = nullptr);
   // As prove(), and returns the block that leads back.
   template <class Element>
   [[nodiscard]] Result<Block> prove_and_reverse(const BlockView& block,
                                                 std::span<const std::uint32_t> positions,
                                                 std::span<const std::byte> bytes,
                                                 PositionsAhead<Element>& ahead);
-  // Writes a block whose touched words had this sum, and proves it.
+  // Writes a block, and compares the sum of its touched words with that of the target.
   template <class Element>
   [[nodiscard]] Result<> write_proven(const BlockView& block,
                                       std::span<const std::uint32_t> positions,
-                                      std::span<std::byte> bytes, const WordSum& before,
-                                      PositionsAhead<Element>& ahead);
-  // Writes a dense block whose bytes had this sum.
-  [[nodiscard]] WrittenSums replace(const BlockView& block, std::span<std::byte> bytes,
-                                    const WordSum& before) const;
+                                      std::span<std::byte> bytes, PositionsAhead<Element>& ahead);
+  // Writes a dense block, and returns the sum of its bytes.
+  [[nodiscard]] WordSum replace(const BlockView& block, std::span<std::byte> bytes) const;
   // Returns how many bytes were written.
   std::uint64_t write_part(const BlockView& block, const TensorPart& part,
                            std::span<std::byte> bytes) const;

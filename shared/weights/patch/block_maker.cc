@@ -168,16 +168,21 @@ std::optional<Block> BlockMaker::make(const Layout& layout, const BlockPlace& pl
   }
   const auto gap_bytes = static_cast<std::size_t>(cursor.gaps - gaps_.data());
   const auto value_bytes = static_cast<std::size_t>(cursor.values - values_.data());
-  target_sum_ = sparse ? cursor.target : word_sum(target, sum_place, kind_);
+  target_sum_ = cursor.target;
   if (sparse && value_bytes == 0) return std::nullopt;
-  if (!sparse)
-    return Block{.place = place,
-                 .dense = true,
-                 .elements = static_cast<std::uint32_t>(base.size() / tensor.element_bytes),
-                 .gap_bytes = 0,
-                 .before = word_sum(base, sum_place, kind_),
-                 .after = target_sum_,
-                 .payload = Bytes(target.begin(), target.end())};
+  if (!sparse) {
+    // Summed as it was copied. If the target is written meanwhile, the block is still what it says.
+    Block block{.place = place,
+                .dense = true,
+                .elements = static_cast<std::uint32_t>(base.size() / tensor.element_bytes),
+                .gap_bytes = 0,
+                .before = word_sum(base, sum_place, kind_),
+                .after = {},
+                .payload = Bytes(target.begin(), target.end())};
+    block.after = word_sum(block.payload, sum_place, kind_);
+    target_sum_ = block.after;
+    return block;
+  }
   Block block{.place = place,
               .dense = false,
               .elements = static_cast<std::uint32_t>(value_bytes / tensor.element_bytes),

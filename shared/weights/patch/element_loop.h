@@ -75,7 +75,7 @@ class PositionsAhead {
 };
 
 // Sums of the words that a block touches.
-struct WrittenSums {
+struct TouchedSums {
   WordSum before;
   WordSum after;  // with the values of the block in place
 };
@@ -91,14 +91,14 @@ template <ElementUse kUse>
 using BlockByte = std::conditional_t<kUse == ElementUse::kWrite, std::byte, const std::byte>;
 
 // Visits the elements of a sparse block in `bytes`, those of the block, which have whole words, and
-// returns the sums of its touched words. `shared` reads `positions` ahead of this. `there`: where
-// kCollect puts the elements that are there, one after the other. It is the loop that decides how
-// long a patch takes: each word is read once, and written once.
+// returns the sums of its touched words. `shared` reads `positions` ahead of this. `old_values`:
+// where kCollect puts the elements that are there, one after the other. It is the loop that decides
+// how long a patch takes: each word is read once, and written once.
 template <class Element, ElementUse kUse>
-WrittenSums visit_elements(const Layout& layout, const BlockView& block,
+TouchedSums visit_elements(const Layout& layout, const BlockView& block,
                            std::span<const std::uint32_t> positions,
                            std::span<BlockByte<kUse>> bytes, PositionsAhead<Element>& shared,
-                           std::byte* there) {
+                           std::byte* old_values) {
   constexpr std::uint32_t kInWord = kSumWordBytes / sizeof(Element);
   constexpr std::uint32_t kInSumBlock = kSumBlockBytes / sizeof(Element);
   constexpr std::uint64_t kElementBits = std::numeric_limits<Element>::max();
@@ -109,11 +109,11 @@ WrittenSums visit_elements(const Layout& layout, const BlockView& block,
   const std::uint32_t* const at = positions.data();
   const std::size_t count = positions.size();
   PositionsAhead<Element> ahead = shared;  // a copy that no pointer leads to stays in registers
-  WrittenSums total;
+  TouchedSums total;
   const bool skips = kUse == ElementUse::kWrite && planted("patch_skips_an_element");
   for (std::size_t i = skips ? 1 : 0; i < count;) {
     const std::uint32_t sum_block = at[i] / kInSumBlock;
-    WrittenSums part;
+    TouchedSums part;
     do {
       const std::uint32_t number = at[i] / kInWord;
       WSYNC_CHECK(at[i] < elements, "blocks are checked before they are applied");
@@ -128,7 +128,7 @@ WrittenSums visit_elements(const Layout& layout, const BlockView& block,
         const std::uint32_t shift = at[i] % kInWord * 8 * sizeof(Element);
         if constexpr (kUse == ElementUse::kCollect) {
           const auto element = static_cast<Element>(before >> shift);
-          std::memcpy(there + i * sizeof(Element), &element, sizeof(Element));
+          std::memcpy(old_values + i * sizeof(Element), &element, sizeof(Element));
         }
         after = (after & ~(kElementBits << shift)) | std::uint64_t{value} << shift;
         ++i;

@@ -31,8 +31,8 @@ Result<> for_each_bucket(
                                                     *changes.buckets[bucket]));
     return change(bucket, blocks);
   };
-  ThreadPool helpers(std::max(1U, threads) - 1);
-  for_each_index(&helpers, helpers.size() + 1, [&](std::size_t /*thread*/) {
+  const auto helpers = helpers_for(threads);
+  for_each_index(helpers.get(), std::max(1U, threads), [&](std::size_t /*thread*/) {
     for (std::size_t bucket = next++; bucket < changes.buckets.size() && !is_over;
          bucket = next++) {
       auto changed = one(bucket);

@@ -263,9 +263,32 @@ TEST_F(MappedChanges, SumsThatAreNotThoseOfTheSourceAreFound) {
   const FetchRequest wanted = alone(*to_);
   Bytes damaged = sealed();
   damaged[kFrameBytes + changes_of(0)->size()] ^= std::byte{1};  // of the digest
-  const auto read = read_changes(wanted, damaged);
-  ASSERT_FALSE(read.has_value());
-  EXPECT_EQ(read.error().code(), ErrorCode::kDigestMismatch);
+  for (const unsigned threads : {1U, 3U}) {
+    const auto read = read_changes(wanted, damaged, threads);
+    ASSERT_FALSE(read.has_value());
+    EXPECT_EQ(read.error().code(), ErrorCode::kDigestMismatch);
+    EXPECT_THAT(read.error().message(), HasSubstr("bucket 0"));
+  }
+}
+
+TEST_F(MappedChanges, SeveralThreadsReadAndProveTheSame) {
+  const FetchRequest wanted = alone(*to_);
+  const Bytes good = sealed();
+  const auto expected = read_changes(wanted, good);
+  const auto read = read_changes(wanted, good, 3);
+  ASSERT_TRUE(read && expected);
+  ASSERT_EQ(read->size(), expected->size());
+  for (std::size_t i = 0; i < read->size(); ++i) {
+    EXPECT_EQ((*read)[i].bucket, i);
+    EXPECT_EQ((*read)[i].digest, (*expected)[i].digest);
+    EXPECT_EQ((*read)[i].sums, (*expected)[i].sums);
+    EXPECT_EQ(*(*read)[i].changes, *(*expected)[i].changes);
+  }
+  // A value of the last bucket: the last byte before its digest.
+  Bytes damaged = good;
+  damaged[damaged.size() - kTrailerBytes - 1] ^= std::byte{1};
+  for (const unsigned threads : {1U, 3U})
+    EXPECT_EQ(read_changes(wanted, damaged, threads).error().code(), ErrorCode::kDigestMismatch);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "deploy/cli/doctor_checks.h"
 #include "inference_side/sidecar/patch_shelf.h"
 #include "shared/base/format.h"
+#include "shared/base/units.h"
 #include "shared/config/sidecar_config.h"
 #include "shared/config/trainer_config.h"
 #include "tests/support/run_command.h"
@@ -109,20 +110,34 @@ TEST(DoctorPatches, EnginesOnGpusAreLoadedInFullNowAndThen) {
 }
 
 TEST(DoctorPatches, ATrainerMakesThemForSidecarsThatMapItsArenas) {
-  const Check made = check_trainer_patches({}, config::PatchMode::kAuto);
+  const Check made = check_trainer_patches({});
   EXPECT_EQ(made.status, CheckStatus::kOk);
   EXPECT_EQ(made.facts.at("used"), true);
   EXPECT_NEAR(made.facts.at("memory_share_mapped").get<double>(),
               planned(config::PatchConfig().max_share, false), 1e-6);
-  config::NetworkConfig network;
-  network.transport = "tcp";
+  config::TrainerConfig config;
+  config.network.transport = "tcp";
+  config.in_place = config::PatchMode::kOff;
   EXPECT_TRUE(says(made.found, "at most 7 % change needs no arena of its own")) << made.found;
-  const Check none = check_trainer_patches(network, config::PatchMode::kOff);
+  const Check none = check_trainer_patches(config);
   EXPECT_TRUE(says(none.found, "an arena of its own (patch.in_place: off)")) << none.found;
   EXPECT_EQ(none.facts.at("in_place"), "off");
   EXPECT_EQ(none.status, CheckStatus::kOk);
   EXPECT_EQ(none.facts.at("used"), false);
   EXPECT_TRUE(says(none.found, "transport is tcp")) << none.found;
+}
+
+TEST(DoctorPatches, ATrainerNamesTheSettingThatGivesEveryVersionAnArena) {
+  const auto found = [](const auto& set) {
+    config::TrainerConfig config;
+    set(config);
+    return check_trainer_patches(config).found;
+  };
+  EXPECT_TRUE(says(found([](auto& c) { c.directory.publish = "/models"; }),
+                   "an arena of its own (directory.publish)"));
+  EXPECT_TRUE(says(found([](auto& c) { c.canary = "r0"; }), "an arena of its own (canary: r0)"));
+  EXPECT_TRUE(says(found([](auto& c) { c.bucket_bytes = 2048 * limits::kMiB; }),
+                   "an arena of its own (bucket_bytes: 2GiB, more than 1GiB)"));
 }
 
 TEST(DoctorScrub, SaysTheIntervalOrWarns) {

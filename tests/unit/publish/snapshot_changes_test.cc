@@ -2,9 +2,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <random>
+#include <thread>
 
 #include "shared/base/units.h"
 #include "shared/base/weight_limits.h"
+#include "shared/weights/patch/format.h"
 #include "shared/weights/patch/leaf_changes.h"
 #include "tests/support/bytes.h"
 #include "tests/unit/publish/host_weights.h"
@@ -162,6 +164,29 @@ TEST_P(SnapshotChanges, OfWeightsThatAreWrittenMeanwhileAreNotHeld) {
   const auto taken = snapshotter_.take(weights, request(2, base)).value();
   ASSERT_TRUE(taken->is_complete());
   EXPECT_EQ(taken->digests(), now_in_full()->digests()) << "read again, and not written";
+}
+
+// Not instrumented, because the race is what is tested.
+__attribute__((no_sanitize("thread"))) void write_until(const std::stop_token& stop,
+                                                        std::span<std::byte> bytes) {
+  volatile std::byte* const at = bytes.data();
+  for (std::size_t i = 0; !stop.stop_requested(); i = (i + 4099) % bytes.size())
+    at[i] = static_cast<std::byte>(i);
+}
+
+// A trainer must not do that. What it publishes then is still what it says, and nothing is lost.
+TEST_P(SnapshotChanges, OfWeightsThatAreWrittenByTheTrainerAreWhatTheySay) {
+  const auto base = take(1, nullptr);
+  std::vector<std::byte>& tensor = tensors_[2];
+  const std::span<std::byte> dense = std::span(tensor).first(patch::kBlockBytes);
+  for (std::byte& byte : dense) byte ^= std::byte{0x55};
+  for (std::uint64_t step = 2; step < 12; ++step) {
+    std::jthread writer(write_until, dense);
+    const auto taken = take(step, base);
+    writer = {};
+    if (taken->is_complete()) continue;
+    (void)composed(*base, *taken);  // compares what it says
+  }
 }
 
 TEST_P(SnapshotChanges, TheErrorsAreThoseOfACopy) {
