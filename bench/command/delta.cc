@@ -132,7 +132,8 @@ void add_bench_delta(CLI::App& parent, Context& context, BenchRun& run) {
   auto* trajectory =
       command
           ->add_option("--trajectory", arguments->trajectory,
-                       "Publish the checkpoints NAME_N or NAME_vN of this directory one after the "
+                       "Publish the checkpoints of this directory, whose names end in their "
+                       "number, one after the "
                        "other, instead of changes at random. All must have the same tensors")
           ->type_name("DIR");
   for (const char* other : {"--size", "--model", "--checkpoint", "--elements", "--tensors"})

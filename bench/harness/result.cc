@@ -137,7 +137,7 @@ std::string to_text(const SuiteResult& suite) {
   std::size_t width = 4;
   for (const CaseResult& result : suite.cases) width = std::max(width, result.name.size());
   std::string text = fmt::format("{:<{}} {:>9} {:<8} {:<19} {}\n", "case", width, "median", "",
-                                 "min - max", "share of its baseline");
+                                 "min - max", "speed / that of its baseline");
   for (const CaseResult& result : suite.cases) text += result_line(result, width);
   for (const std::string& note : suite.notes) text += "note: " + note + "\n";
   return text;

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "bench/harness/catalogue.h"
 #include "bench/harness/machine.h"
 #include "bench/harness/memory.h"
 #include "bench/harness/report.h"
@@ -53,6 +54,8 @@ class Steps {
   }
 
   Result<> measure(std::size_t to, Samples& samples) {
+    // Whatever was there: all elements of the checkpoint before the step change, and change back.
+    (void)WSYNC_TRY(fleet_.load(source_.models[to - 1]));
     (void)WSYNC_TRY(fleet_.change("elements", 1, ++stamp_));
     (void)WSYNC_TRY(fleet_.publish(kPublishChanged, stamp_));
     (void)WSYNC_TRY(fleet_.load(source_.models[to - 1]));

@@ -252,8 +252,9 @@ void add_patch_apply(CLI::App& parent, Context& context) {
   CLI::App* command = add_command(
       parent, context,
       {.name = "apply",
-       .description = "Write the checkpoint directory that a patch leads to; base and result are "
-                      "proven, byte by byte, before it appears",
+       .description =
+           "Write the checkpoint directory that a patch leads to, with all tensors in one "
+           "file; base and result are proven, byte by byte, before it appears",
        .examples = {"wsync patch apply /models/step_1 step_2.patch -o /models/step_2"}});
   auto options = std::make_shared<PatchOptions>();
   command->add_option("BASE", options->base, "Checkpoint directory that the patch is for")

@@ -325,8 +325,11 @@ void SidecarAgent::step(decltype(staging::SidecarEvent::what) what) {
 }
 
 void SidecarAgent::execute(const staging::Reply& command) {
-  if (const auto* switched = std::get_if<control::Switched>(&command.message))
+  if (const auto* switched = std::get_if<control::Switched>(&command.message)) {
     metrics_.reported(command.envelope.fence, *switched);
+    // Who asks the coordinator about a version that is served is told how it was loaded.
+    execute(staging::BeatNow{});
+  }
   // A repeated report has no time.
   if (const auto* staged = std::get_if<control::Staged>(&command.message);
       staged != nullptr && staged->failure.empty() && staged->staging_ns != 0)

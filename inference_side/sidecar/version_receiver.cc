@@ -539,6 +539,7 @@ void VersionReceiver::staged(std::uint64_t attempt,
       log_info("version {}: {} of {} have travelled, because {} of {} buckets came as changes",
                arrived.version.to_string(), trace::format_bytes(arrived.travelled_bytes),
                trace::format_bytes(held->arena_bytes()), arrived.by_changes, arrived.have.size());
+    last_copy_ = {};
     if (arrived.own || !arrived.held_on.none())
       last_copy_ = {.version = arrived.version,
                     .base = arrived.base,

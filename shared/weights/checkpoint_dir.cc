@@ -206,6 +206,9 @@ void CheckpointDirectory::locate() {
 Result<CheckpointDirectory> CheckpointDirectory::open(const std::string& path,
                                                       SafetensorsOptions options) {
   std::error_code error;
+  if (fs::exists(path, error) && !fs::is_directory(path, error))
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("{}: it is a file, expected the directory of a checkpoint", path));
   if (!fs::is_directory(path, error))
     return fail(ErrorCode::kNotFound, fmt::format("{}: no such directory", path));
   CheckpointReport report;

@@ -62,7 +62,8 @@ class Changes(unittest.TestCase):
             text = fleet.said("status")
             self.assertRegex(text, r"1\.3 came as changes from 1\.2 \([0-9.]+ KiB of [0-9.]+ MiB\)")
             told = r"1\.3 came as changes to 2 of 2 sidecars \([0-9.]+ KiB of [0-9.]+ MiB\), and was loaded by a patch in 2 of 2 replicas\n"
-            fleet.until(lambda: re.search(told, fleet.said("top", "--once")), "what top shows of it")
+            # At once: what is told of a version is told with it.
+            self.assertRegex(fleet.said("top", "--once"), told)
             # A rollback loads what is held, and the next version is compared with what is served then.
             code, answer = fleet.ask("rollback")
             self.assertEqual(code, 0, answer)

@@ -79,11 +79,13 @@ class Memory(LentArena):
     def test_a_free_arena_is_given_back_although_versions_come(self):
         with self.fleet() as fleet:
             self.begin_lending(fleet, trainer=("--set", "idle_release=2s"))
+            model = fleet.model_bytes()
             fleet.pushed(fleet.full(2))  # in an arena of its own
-            self.assertGreater(fleet.trainer_arena_bytes() / fleet.model_bytes(), 1.5)
+            self.assertIsNone(fleet.said_by("s0")["sidecars"][0]["last_copy"], "it is mapped")
+            self.assertGreater(fleet.trainer_arena_bytes() / model, 1.5)
             def is_given_back():
                 fleet.updated()
-                return fleet.trainer_arena_bytes() / fleet.model_bytes() < 1.1
+                return fleet.trainer_arena_bytes() / model < 1.1
             fleet.until(is_given_back, "the end of the arena that nobody needs")
             self.ends(fleet)
 

@@ -68,6 +68,7 @@ class Memory(TrainerInPlace):
         with self.fleet() as fleet:
             first = fleet.begin()
             full = fleet.pushed(fleet.full(2))["version"]
+            self.assertEqual(fleet.said_by("s0")["sidecars"][0]["replicas"][0]["last_load"]["kind"], "full")
             self.verified(fleet, full, "a")
             self.assertNotIn(IN_ARENA.format(full, first), fleet.trainer_log())
             version = fleet.updated()

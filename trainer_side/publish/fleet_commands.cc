@@ -24,20 +24,32 @@ constexpr std::chrono::milliseconds kTraceDeadline{5'000};
 }  // namespace
 
 void FleetCommands::verify(std::function<void(control::VerifyReply)> on_done) {
-  questions_.ask(
-      roster_, next_question_++, control::Verify{}, kVerifyDeadline,
-      [on_done = std::move(on_done)](std::vector<FleetAnswer> answers) {
-        control::VerifyReply gathered;
-        for (FleetAnswer& answer : answers) {
-          auto* verified = std::get_if<control::VerifyReply>(&answer.message);
-          if (answer.failure || verified == nullptr)
-            gathered.ranks.push_back(
-                {.replica = answer.name, .failure = "its sidecar " + answer.failure.value_or("")});
-          else
-            std::ranges::move(verified->ranks, std::back_inserter(gathered.ranks));
-        }
-        on_done(std::move(gathered));
-      });
+  questions_.ask(roster_, next_question_++, control::Verify{}, kVerifyDeadline,
+                 [this, on_done = std::move(on_done)](std::vector<FleetAnswer> answers) {
+                   control::VerifyReply gathered;
+                   for (FleetAnswer& answer : answers) {
+                     auto* verified = std::get_if<control::VerifyReply>(&answer.message);
+                     if (answer.failure || verified == nullptr)
+                       add_unverified(answer, gathered.ranks);
+                     else
+                       std::ranges::move(verified->ranks, std::back_inserter(gathered.ranks));
+                   }
+                   on_done(std::move(gathered));
+                 });
+}
+
+void FleetCommands::add_unverified(const FleetAnswer& answer,
+                                   std::vector<control::VerifyRank>& ranks) const {
+  const std::string failure =
+      fmt::format("its sidecar {} {}", answer.name, answer.failure.value_or("gave another answer"));
+  const coordinator::Member* sidecar = roster_.find(answer.name);
+  const std::size_t before = ranks.size();
+  if (sidecar != nullptr)
+    for (const control::ReplicaReport& replica : sidecar->report.replicas)
+      for (std::uint32_t rank = 0; rank < std::max(1U, replica.world_size); ++rank)
+        ranks.push_back({.replica = replica.replica, .rank = rank, .failure = failure});
+  // No replica of it is known.
+  if (ranks.size() == before) ranks.push_back({.replica = "of " + answer.name, .failure = failure});
 }
 
 void FleetCommands::plan(control::Plan plan, std::function<void(control::PlanReply)> on_done) {

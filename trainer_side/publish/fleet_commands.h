@@ -49,6 +49,8 @@ class FleetCommands {
   void lost(const std::string& peer, const std::string& why) { questions_.lost(peer, why); }
 
  private:
+  // One entry for each rank that the sidecar had when it was heard last.
+  void add_unverified(const FleetAnswer& answer, std::vector<control::VerifyRank>& ranks) const;
   void ask_traces(control::TraceQuestion question, FleetQuestions::OnDone on_done);
 
   const coordinator::Roster& roster_;

@@ -167,7 +167,7 @@ std::string sidecar_text(const control::SidecarReport& s, const std::string& not
     text += "; NO TRANSPORT in common with the trainer";
   if (s.staged_bytes > 0)
     text += fmt::format("; {} of the next version", trace::format_bytes(s.staged_bytes));
-  if (const control::CopyReport& copy = s.last_copy; !copy.base.none())
+  if (const control::CopyReport& copy = s.last_copy; !copy.base.none() && copy.version == s.target)
     text += fmt::format("; {} came as changes from {} ({} of {})", copy.version.to_string(),
                         copy.base.to_string(), trace::format_bytes(copy.travelled_bytes),
                         trace::format_bytes(copy.bytes));
