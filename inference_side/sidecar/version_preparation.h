@@ -90,9 +90,9 @@ class VersionPreparation {
   void verify(const std::shared_ptr<const staging::HeldVersion>& version,
               std::function<void(Result<>)> done);
 
-  // What `ranks` have committed is another version now, or one of them has gone. `is_quiet`: none of them is
-  // loading. What leads back from a version that is served is made then, so that a rollback is a
-  // patch as well, or at the latest when nobody serves the version before any longer.
+  // What `ranks` have committed is another version now, or one of them has gone. `is_quiet`: none
+  // of them is loading. What leads back from a version that is served is made then, so that a
+  // rollback is a patch as well, or at the latest when nobody serves the version before any longer.
   void active_changed(const Ranks& ranks, bool is_quiet);
   // The patches between versions that are held.
   [[nodiscard]] PatchShelf& patches() noexcept { return *patches_; }
