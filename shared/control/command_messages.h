@@ -32,7 +32,7 @@ struct Progress {
 struct PushReply {
   static constexpr MessageType kType = MessageType::kPushReply;
   bool ok = false;
-  std::string reason;
+  std::string reason;  // why not; if `ok`: empty, or what is worth knowing
   Version version;
   Digest content_digest;
   std::uint64_t bytes = 0;

@@ -124,10 +124,12 @@ class SwitchPatches(unittest.TestCase):
                 fleet.engine(engines, "a", fleet.one)
                 fleet.pushed(fleet.one)
                 for step in (2, 3):
-                    self.assertEqual(fleet.pushed(fleet.one)["version"], f"1.{step}")
+                    said = fleet.pushed(fleet.one)
+                    self.assertEqual(said["version"], f"1.{step}")
+                    self.assertEqual(said["reason"], f"it has the content of 1.{step - 1}, so engines that held that loaded nothing")
                     self.assertEqual(fleet.load_of("a")["written_bytes"], 0)
                     self.expect(fleet, "patch", "a")
-                fleet.pushed(fleet.checkpoint("other", 9))
+                self.assertEqual(fleet.pushed(fleet.checkpoint("other", 9))["reason"], "")
                 self.expect(fleet, "full", "a")
 
     def test_a_patch_that_is_larger_than_allowed_is_not_made(self):

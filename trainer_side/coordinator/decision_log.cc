@@ -102,6 +102,11 @@ void DecisionLog::store_claim(CoordinatorContext& context, const control::Fence&
   store(context, DecisionLogState::kStoringClaim, std::move(next), std::nullopt);
 }
 
+Version DecisionLog::same_as() const noexcept {
+  const bool is_same = record_.content != Digest{} && record_.content == previous_content_;
+  return is_same ? previous_target_ : Version{};
+}
+
 void DecisionLog::decide(CoordinatorContext& context, const DecisionChoice& choice,
                          const PublishRequested* snapshot,
                          std::optional<RollbackRequested> rollback) {

@@ -66,6 +66,8 @@ class DecisionLog {
   }
   // The previous target that this process has decided or found; 0.0 = none.
   [[nodiscard]] const Version& previous_target() const noexcept { return previous_target_; }
+  // The previous target, if the target has the same content; 0.0 if it has not, or nobody knows.
+  [[nodiscard]] Version same_as() const noexcept;
   // The version that the newest rollback has left; 0.0 if it repeated the target.
   [[nodiscard]] const Version& rollback_from() const noexcept { return rollback_from_; }
 

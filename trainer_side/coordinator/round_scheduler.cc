@@ -636,7 +636,7 @@ void RoundScheduler::finish(CoordinatorContext& context, DecisionLog& log) {
   const CoordinatorRecord& record = log.record();
   switch (round.kind()) {
     case RoundKind::kPublish:
-      context.emit(round.finish_publish(context, record.number));
+      context.emit(round.finish_publish(context, record.number, log.same_as()));
       break;
     case RoundKind::kRollback:
       context.emit(round.finish_rollback(context, record));

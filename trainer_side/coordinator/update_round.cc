@@ -458,7 +458,8 @@ RoundDone UpdateRound::abort(TimePoint now, const std::string& why, bool cancell
   return {.request = publish_.request, .cancelled = cancelled, .reply = std::move(reply)};
 }
 
-RoundDone UpdateRound::finish_publish(const CoordinatorContext& context, std::uint64_t number) {
+RoundDone UpdateRound::finish_publish(const CoordinatorContext& context, std::uint64_t number,
+                                      const Version& same_as) {
   move(RoundState::kFinished);
   control::PushReply reply = decided_reply(context.now);
   std::size_t committed = 0;
@@ -498,6 +499,9 @@ RoundDone UpdateRound::finish_publish(const CoordinatorContext& context, std::ui
         reply.outcomes.empty()
             ? ""
             : fmt::format(" (now {} of {} replicas)", committed, reply.outcomes.size()));
+  if (reply.ok && !same_as.none())
+    reply.reason = fmt::format("it has the content of {}, so engines that held that loaded nothing",
+                               same_as.to_string());
   bound_outcomes(reply.outcomes, reply.reason);
   reply.canary = canary_;
   return {.request = publish_.request, .reply = std::move(reply)};

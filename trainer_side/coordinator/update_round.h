@@ -126,8 +126,10 @@ class UpdateRound {
   void end_lost();
   // Ends the round of a publish before its decision, or a decided one before all have switched.
   [[nodiscard]] RoundDone abort(TimePoint now, const std::string& why, bool cancelled);
-  // Ends the round after its decision. Each function is for one kind.
-  [[nodiscard]] RoundDone finish_publish(const CoordinatorContext& context, std::uint64_t number);
+  // Ends the round after its decision. Each function is for one kind. `same_as`: the version before
+  // it, if that has the same content.
+  [[nodiscard]] RoundDone finish_publish(const CoordinatorContext& context, std::uint64_t number,
+                                         const Version& same_as = {});
   [[nodiscard]] RollbackDone finish_rollback(const CoordinatorContext& context,
                                              const CoordinatorRecord& record);
   // `why`: not empty if it ends before all have switched.

@@ -265,6 +265,16 @@ TEST_F(RoundTest, AReplyOfTenThousandReplicasNamesAllOfThem) {
   EXPECT_TRUE(control::encode({}, done.reply).has_value());
 }
 
+TEST_F(RoundTest, AReplySaysThatNothingHasChanged) {
+  UpdateRound round = begin();
+  stage_all(round);
+  switch_with(context_, round, outcomes_of(1), outcomes_of(1));
+  const RoundDone done = round.finish_publish(context_, 1, {1, 1});
+  EXPECT_TRUE(done.reply.ok);
+  EXPECT_EQ(done.reply.reason,
+            "it has the content of 1.1, so engines that held that loaded nothing");
+}
+
 TEST_F(RoundTest, AReplyThatDoesNotFitItsMessageIsCutWithCounts) {
   UpdateRound round = begin();
   stage_all(round);
