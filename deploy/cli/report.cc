@@ -224,7 +224,7 @@ json to_json(const control::VerifyReply& reply) {
 std::string to_text(const control::VerifyReply& reply) {
   std::string text;
   for (const control::VerifyRank& rank : reply.ranks) {
-    text += fmt::format("replica {} rank {}: ", rank.replica, rank.rank);
+    if (!rank.replica.empty()) text += fmt::format("replica {} rank {}: ", rank.replica, rank.rank);
     if (has_no_weights(rank)) {
       text += rank.is_controller ? "it is the controller of the replica, and holds no weights\n"
                                  : "it holds no part of any tensor\n";

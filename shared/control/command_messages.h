@@ -84,7 +84,7 @@ struct TensorMismatch {
   Digest found;
 };
 struct VerifyRank {
-  std::string replica;
+  std::string replica;  // empty: of a sidecar that did not answer, and had none
   std::uint32_t rank = 0;
   Version version;
   std::uint64_t tensors = 0;  // checked

@@ -58,6 +58,20 @@ class Verify(unittest.TestCase):
             fleet.until_ready("1.1", "a", "b")
             self.assertEqual(self.verify(fleet), (0, {"a": [], "b": []}))
 
+    def test_the_replicas_of_a_sidecar_that_is_killed_are_named(self):
+        with Fleet(WSYNC) as fleet:
+            one = fleet.checkpoint("one", 1)
+            sidecar, engines = fleet.sidecar("s0")
+            fleet.engine(engines, "a", one)
+            _, others = fleet.sidecar("s1")
+            fleet.engine(others, "b", one)
+            fleet.start("trainer")
+            self.assertEqual(fleet.ask("push", one)[0], 0)
+            sidecar.kill()
+            fleet.until(lambda: not fleet.replicas()["a"]["ready"], "that s0 is lost")
+            self.assertEqual(self.verify(fleet), (1, {"a": [], "b": []}))
+            self.assertEqual(self.failures, {"a": "its sidecar s0 is not connected", "b": ""})
+
     def test_without_scrubs_the_next_update_mends_it(self):
         with PatchFleet(WSYNC) as fleet:
             _, engines = fleet.sidecar("s0", "--set", "scrub.interval=0s")

@@ -41,15 +41,15 @@ void FleetCommands::verify(std::function<void(control::VerifyReply)> on_done) {
 void FleetCommands::add_unverified(const FleetAnswer& answer,
                                    std::vector<control::VerifyRank>& ranks) const {
   const std::string failure =
-      fmt::format("its sidecar {} {}", answer.name, answer.failure.value_or("gave another answer"));
+      fmt::format("sidecar {} {}", answer.name, answer.failure.value_or("gave another answer"));
   const coordinator::Member* sidecar = roster_.find(answer.name);
   const std::size_t before = ranks.size();
   if (sidecar != nullptr)
     for (const control::ReplicaReport& replica : sidecar->report.replicas)
       for (std::uint32_t rank = 0; rank < std::max(1U, replica.world_size); ++rank)
-        ranks.push_back({.replica = replica.replica, .rank = rank, .failure = failure});
-  // No replica of it is known.
-  if (ranks.size() == before) ranks.push_back({.replica = "of " + answer.name, .failure = failure});
+        ranks.push_back({.replica = replica.replica, .rank = rank, .failure = "its " + failure});
+  if (ranks.size() == before)
+    ranks.push_back({.failure = failure + ", and none of its replicas is known"});
 }
 
 void FleetCommands::plan(control::Plan plan, std::function<void(control::PlanReply)> on_done) {
