@@ -54,7 +54,7 @@ class DeltaFleet {
       : options_(options), source_(source), children_(children) {}
 
   Result<> start() {
-    fleet_ = WSYNC_TRY(new_fleet(3));
+    fleet_ = WSYNC_TRY(new_fleet(DeltaFleetOptions().full_updates));
     return {};
   }
 

@@ -7,7 +7,19 @@ namespace wsync::agent::test {
 namespace {
 
 using testing::HasSubstr;
-using PatchSwitch = LinkedHub;
+
+class PatchSwitch : public LinkedHub {
+ protected:
+  // A rank serves the first version, and then commits the second one, which it loads by a patch.
+  void commit_second() {
+    open();
+    serve_first(1);
+    change(250);
+    add(kV2);
+    expect_loaded(load(kV2, kV1), true);
+    commit(kV2);
+  }
+};
 
 TEST_F(PatchSwitch, TwoRanksWriteOnlyWhatDiffers) {
   open();
@@ -51,12 +63,7 @@ TEST_F(PatchSwitch, TwoRanksGoBackByWhatLeadsBack) {
 
 // A rollback may be what such an engine needs.
 TEST_F(PatchSwitch, AnEngineThatDoesNotServeAgainGoesBackByAPatchAsWell) {
-  open();
-  serve_first(1);
-  change(250);
-  add(kV2);
-  expect_loaded(load(kV2, kV1), true);
-  commit(kV2);
+  commit_second();
   ASSERT_TRUE(bench_.until([&] { return made_ == 2; }));
   expect_loaded(load(kV1, kV2), true);
   commit(kV1);
@@ -101,12 +108,7 @@ TEST_F(PatchSwitch, RanksReadThePatchBeforeTheyPause) {
 }
 
 TEST_F(PatchSwitch, DamagedMemoryGoesBackInFull) {
-  open();
-  serve_first(1);
-  change(250);
-  add(kV2);
-  expect_loaded(load(kV2, kV1), true);
-  commit(kV2);
+  commit_second();
   serve();
   ASSERT_TRUE(bench_.until([&] { return made_ == 2; }));
   pause();
@@ -143,12 +145,7 @@ TEST_F(PatchSwitch, AnotherBaseIsFoundBeforeCommitAndEverythingIsLoaded) {
 }
 
 TEST_F(PatchSwitch, WithoutAPatchFromTheBaseEverythingIsLoaded) {
-  open();
-  serve_first(1);
-  change(250);
-  add(kV2);
-  expect_loaded(load(kV2, kV1), true);
-  commit(kV2);
+  commit_second();
   change(250);
   add(kV3);
   // Only the patch from 1.2 was made.
