@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "shared/base/format.h"
+#include "shared/weights/parts.h"
 
 namespace wsync::agent {
 
@@ -18,6 +19,23 @@ Result<Manifest> read_layout(std::span<const std::byte> layout) {
   return manifest;
 }
 
+// How an offer travels.
+Result<> OfferedLayouts::cut_transfer(OfferedLayout& known, const control::Announce& announce) {
+  if (announce.parts.empty()) {
+    known.transfer = known.plan;
+    known.transfer_leaves = known.leaves;
+    known.part_count = 1;
+  } else {
+    const auto parts = WSYNC_TRY(Parts::decode(*known.manifest, announce.parts));
+    known.transfer = std::make_shared<const BucketPlan>(
+        WSYNC_TRY(BucketPlan::create(*known.manifest, announce.bucket_bytes, parts)));
+    known.transfer_leaves = std::make_shared<const LeafTable>(*known.manifest, *known.transfer);
+    known.part_count = parts.count();
+  }
+  known.parts = announce.parts;
+  return {};
+}
+
 // Returns kNotFound if the layout is unknown; the trainer must then send it.
 Result<const OfferedLayout*> OfferedLayouts::find_or_read(const control::Announce& announce) {
   OfferedLayout& known = layouts_[announce.layout_digest];
@@ -30,11 +48,14 @@ Result<const OfferedLayout*> OfferedLayouts::find_or_read(const control::Announc
     known.manifest = std::make_shared<const Manifest>(std::move(manifest));
     known.blocks = std::make_shared<const patch::Layout>(known.manifest);
   }
-  if (!known.plan || known.plan->bucket_bytes() != announce.bucket_bytes) {
+  const bool is_cut_anew = !known.plan || known.plan->bucket_bytes() != announce.bucket_bytes;
+  if (is_cut_anew) {
     known.plan = std::make_shared<const BucketPlan>(
         WSYNC_TRY(BucketPlan::create(*known.manifest, announce.bucket_bytes)));
     known.leaves = std::make_shared<const LeafTable>(*known.manifest, *known.plan);
   }
+  if (is_cut_anew || !known.transfer || known.parts != announce.parts)
+    WSYNC_TRY(cut_transfer(known, announce));
   if (known.plan->arena_bytes() != announce.arena_bytes)
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("an arena of {} bytes was announced, but this layout needs {}",

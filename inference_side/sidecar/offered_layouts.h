@@ -13,6 +13,7 @@
 #include "inference_side/staging/store.h"
 #include "shared/base/digest.h"
 #include "shared/base/error.h"
+#include "shared/base/shared_bytes.h"
 #include "shared/control/messages.h"
 #include "shared/weights/bucket_plan.h"
 #include "shared/weights/leaf_table.h"
@@ -26,9 +27,14 @@ namespace wsync::agent {
 
 struct OfferedLayout {
   std::shared_ptr<const Manifest> manifest;
-  std::shared_ptr<const BucketPlan> plan;   // transfer buckets of the latest offer
+  std::shared_ptr<const BucketPlan> plan;   // buckets of the latest offer
   std::shared_ptr<const LeafTable> leaves;  // in them
   std::shared_ptr<const patch::Layout> blocks;
+  // How the latest offer travels: the same, or cut between its parts as well.
+  std::shared_ptr<const BucketPlan> transfer;
+  std::shared_ptr<const LeafTable> transfer_leaves;
+  SharedBytes parts;             // as announced; empty: one part
+  std::uint32_t part_count = 1;  // with the first
 };
 
 class OfferedLayouts {
@@ -44,6 +50,8 @@ class OfferedLayouts {
   [[nodiscard]] const OfferedLayout& at(const Digest& layout) const { return layouts_.at(layout); }
 
  private:
+  [[nodiscard]] static Result<> cut_transfer(OfferedLayout& known,
+                                             const control::Announce& announce);
   [[nodiscard]] Result<const OfferedLayout*> find_or_read(const control::Announce& announce);
   std::map<Digest, OfferedLayout> layouts_;
 };

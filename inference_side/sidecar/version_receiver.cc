@@ -146,6 +146,7 @@ bool VersionReceiver::lends_arenas() const {
 
 void VersionReceiver::watch(const control::Welcome& welcome) {
   const std::vector<control::TransportAddress>& sources = trainer_ = welcome.transports;
+  tells_parts_ = contains(welcome.capabilities, control::Capability::kParts);
   // Another fence means another coordinator, and with most of them another trainer. The process at
   // the other end of the old connection may only be suspended, so the connection does not end by
   // itself and must be closed here.
@@ -200,7 +201,9 @@ void VersionReceiver::release_unused() {
 
 Result<> VersionReceiver::begin(const staging::StartStaging& command) {
   const control::Announce& announce = command.announce;
-  const bool same = arriving_ && arriving_->version == announce.version;
+  const OfferedLayout& layout = options_.layouts->at(announce.layout_digest);
+  const bool same = arriving_ && arriving_->version == announce.version &&
+                    arriving_->layout.parts == layout.parts;
   // From here on, every end of the staging answers this attempt.
   if (same) arriving_->attempt = command.attempt;
   if (same) store_->expect_content(announce.content_digest);
@@ -209,6 +212,12 @@ Result<> VersionReceiver::begin(const staging::StartStaging& command) {
     return {};
   const Link* link = WSYNC_TRY(link_of(command.stage.transport));
   const bool own = !link->transport->traits().maps_source;
+  if (layout.part_count > 1 && !own && !planted("part_is_mapped_as_the_whole"))
+    return fail(
+        ErrorCode::kRefused,
+        fmt::format("version {} has {} parts, which no process has together, so it cannot "
+                    "be mapped by {}: the coordinator named a transport that does not copy",
+                    announce.version.to_string(), layout.part_count, command.stage.transport));
   if (!command.resume || !same || arriving_->held || arriving_->own != own)
     WSYNC_TRY(begin_job(command, own));
   arriving_->attempt = command.attempt;
@@ -224,9 +233,11 @@ Result<> VersionReceiver::begin_job(const staging::StartStaging& command, bool o
     withdraw_relay(arriving_->version,
                    "this sidecar now receives the version by another transport");
   drop_arriving();
-  const std::size_t buckets = options_.layouts->at(announce.layout_digest).plan->bucket_count();
+  const OfferedLayout& layout = options_.layouts->at(announce.layout_digest);
+  const std::size_t buckets = layout.transfer->bucket_count();
   arriving_.emplace(Arriving{.attempt = command.attempt,
                              .version = announce.version,
+                             .layout = layout,
                              .begin = now(),
                              .have = std::vector<bool>(buckets, false),
                              .own = own});
@@ -262,8 +273,10 @@ Result<> VersionReceiver::begin_own(const staging::StartStaging& command) {
 bool VersionReceiver::may_hold_changes(const staging::StartStaging& command) const {
   const config::PatchConfig& patch = options_.config->patch;
   const auto base = store_->find(command.base);
-  // A version that has come by another kind is changed by this sidecar itself.
-  return patch.in_place == config::PatchMode::kAuto && patch.transfer == config::PatchMode::kAuto &&
+  // A version that has come by another kind is changed by this sidecar itself. One of several parts
+  // is cut otherwise than the version before, so it comes in full.
+  return options_.layouts->at(command.announce.layout_digest).part_count == 1 &&
+         patch.in_place == config::PatchMode::kAuto && patch.transfer == config::PatchMode::kAuto &&
          base != nullptr && base->is_complete() && base->is_mapped() != arriving_->own &&
          base->identity().layout == command.announce.layout_digest &&
          base->plan()->bucket_bytes() == command.announce.bucket_bytes &&
@@ -298,6 +311,7 @@ void VersionReceiver::begin_with_memory(const Error& why) {
   const staging::StartStaging command = arriving_->command;
   arriving_ = Arriving{.attempt = command.attempt,
                        .version = arriving_->version,
+                       .layout = arriving_->layout,
                        .begin = arriving_->begin,
                        .have = std::vector<bool>(arriving_->have.size(), false),
                        .own = arriving_->own,
@@ -336,6 +350,10 @@ staging::StagingJob VersionReceiver::make_job(const control::Announce& announce)
   job.manifest = layout.manifest;
   job.plan = layout.plan;
   job.leaves = layout.leaves;
+  if (layout.part_count > 1) {
+    job.transfer = layout.transfer;
+    job.transfer_leaves = layout.transfer_leaves;
+  }
   job.blocks = layout.blocks;
   return job;
 }
@@ -348,18 +366,55 @@ void VersionReceiver::memory_ready(Result<staging::Destination> memory) {
 }
 
 Result<> VersionReceiver::receive(const staging::StartStaging& command) {
-  const OfferedLayout& layout = options_.layouts->at(command.announce.layout_digest);
-  const BucketPlan& plan = *layout.plan;
+  const std::uint32_t parts = arriving_->layout.part_count;
+  const std::vector<control::PartSource>& sources = command.stage.parts;
+  if (!sources.empty() && sources.size() + 1 != parts)
+    return fail(
+        ErrorCode::kInvalidInput,
+        fmt::format("the coordinator names the sources of {} parts of version {}, which was "
+                    "announced with {}",
+                    sources.size() + 1, command.announce.version.to_string(), parts));
+  arriving_->part = next_part(command, 0).value_or(0);
+  return receive_part(command);
+}
+
+// Parts are fetched one after the other, because the link of this host is the bottleneck.
+std::optional<std::uint32_t> VersionReceiver::next_part(const staging::StartStaging& command,
+                                                        std::uint32_t from) const {
+  if (command.stage.parts.empty()) return from == 0 ? std::optional(0U) : std::nullopt;
+  const BucketPlan& transfer = *arriving_->layout.transfer;
+  std::optional<std::uint32_t> next;
+  for (std::size_t i = 0; i < transfer.bucket_count(); ++i)
+    if (const std::uint32_t part = transfer.bucket_part(i); !arriving_->have[i] && part >= from)
+      next = std::min(next.value_or(part), part);
+  return next;
+}
+
+void VersionReceiver::part_done(const staging::StartStaging& command) {
+  const auto next = next_part(command, arriving_->part + 1);
+  if (!next) return store_->all_arrived();
+  arriving_->part = *next;
+  if (const auto begun = receive_part(command); !begun) failed(command.attempt, begun.error());
+}
+
+Result<> VersionReceiver::receive_part(const staging::StartStaging& command) {
+  const OfferedLayout& layout = arriving_->layout;
+  const BucketPlan& plan = *layout.transfer;
+  const control::Stage& stage = command.stage;
+  const std::uint32_t part = arriving_->part;
+  const control::PartSource source =
+      part == 0 ? control::PartSource{stage.transport, stage.source, stage.key}
+                : stage.parts.at(part - 1);
   transport::FetchRequest wanted;
-  wanted.leaves = layout.leaves;
-  wanted.source = command.stage.source;
+  wanted.leaves = layout.transfer_leaves;
+  wanted.source = source.source;
   wanted.key = key_of(command.announce.version, command.announce.layout_digest);
-  if (!command.stage.key.empty()) {
-    const auto secret = transport::pair_secret_of(command.stage.key);
+  if (!source.key.empty()) {
+    const auto secret = transport::pair_secret_of(source.key);
     if (!secret)
       return fail(ErrorCode::kInvalidInput,
                   fmt::format("the coordinator sent a key of {} bytes for version {}, expected {}",
-                              command.stage.key.size(), command.announce.version.to_string(),
+                              source.key.size(), command.announce.version.to_string(),
                               transport::PairSecret().size()));
     wanted.pair = transport::PairKey{
         .identity = {.fence = wanted.key.fence, .receiver = options_.config->name},
@@ -370,11 +425,13 @@ Result<> VersionReceiver::receive(const staging::StartStaging& command) {
   for (std::size_t i = 0; i < plan.bucket_count(); ++i)
     wanted.buckets.push_back({.offset = plan.bucket_offset(i), .bytes = plan.bucket_size(i)});
   transport::SinkCallbacks callbacks;
-  callbacks.on_failure = [this, attempt = command.attempt](transport::StreamFailure failure) {
+  callbacks.on_failure = [this, attempt = command.attempt, part, parts = layout.part_count,
+                          address = source.source](transport::StreamFailure failure) {
     if (failure.needs_memory && arriving_ && !arriving_->held_on.none())
-      begin_with_memory(failure.error);
-    else
-      failed(attempt, failure.error);
+      return begin_with_memory(failure.error);
+    if (part == 0) return failed(attempt, failure.error);
+    failed(attempt, failure.error.with_context(
+                        fmt::format("part {} of {} from {}", part + 1, parts, address)));
   };
   if (!arriving_->held_on.none() && !find_base(command.announce)) {
     begin_with_memory(Error(ErrorCode::kNotFound, "that version is no longer held"));
@@ -384,7 +441,12 @@ Result<> VersionReceiver::receive(const staging::StartStaging& command) {
   if (!arriving_->own) expect_mapped(command, wanted, callbacks);
   // Of an earlier attempt, which may have used another kind.
   stop_arrival();
-  const Link* link = WSYNC_TRY(link_of(command.stage.transport));
+  const Link* link = WSYNC_TRY(link_of(source.transport));
+  if (part != 0 && link->transport->traits().maps_source)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("the coordinator names the transport {} for part {} of version {}, but "
+                            "that does not copy",
+                            source.transport, part + 1, command.announce.version.to_string()));
   return link->sink->receive(std::move(wanted), std::move(callbacks));
 }
 
@@ -393,6 +455,7 @@ std::optional<transport::FetchBase> VersionReceiver::find_base(
     const control::Announce& announce) const {
   const config::PatchConfig& patch = options_.config->patch;
   if (patch.transfer != config::PatchMode::kAuto) return std::nullopt;
+  if (options_.layouts->at(announce.layout_digest).part_count > 1) return std::nullopt;
   std::vector<Version> candidates = store_->versions_held();
   std::ranges::sort(candidates, std::greater());
   candidates.insert(candidates.begin(), options_.target());
@@ -470,6 +533,9 @@ void VersionReceiver::expect_buckets(const staging::StartStaging& command,
                                      transport::FetchRequest& wanted,
                                      transport::SinkCallbacks& callbacks) {
   wanted.have = arriving_->have;
+  if (const BucketPlan& transfer = *arriving_->layout.transfer; !command.stage.parts.empty())
+    for (std::size_t i = 0; i < wanted.have.size(); ++i)
+      if (transfer.bucket_part(i) != arriving_->part) wanted.have[i] = true;
   wanted.into = arriving_->destination.data;
   wanted.hold = arriving_->destination.hold;
   // The earlier offer was made without memory and names no bytes, so offer again.
@@ -486,42 +552,41 @@ void VersionReceiver::expect_buckets(const staging::StartStaging& command,
     arriving_->changes.reset();
   }
   arriving_->last_received = now();
-  callbacks.on_bucket = [this, version = arriving_->version,
-                         base = wanted.base ? wanted.base->version : Version(),
-                         plan = options_.layouts->at(command.announce.layout_digest).plan](
-                            const transport::ArrivedBucket& arrived) {
-    // An arena has come in place of the changes that were asked for.
-    if (!arriving_->held_on.none() && !arrived.changes) return;
-    const std::uint64_t bucket = arrived.bucket;
-    arriving_->have[bucket] = true;
-    received_bytes_ += arrived.payload_bytes;
-    arriving_->travelled_bytes += arrived.payload_bytes;
-    if (arrived.changes) {
-      ++arriving_->by_changes;
-      arriving_->base = base;
-    }
-    const TimePoint at = now();
-    options_.trace->received({.version = version.to_string(),
-                              .bucket = bucket,
-                              .offset = plan->bucket_offset(bucket),
-                              .bytes = plan->bucket_size(bucket)},
-                             std::exchange(arriving_->last_received, at), at);
-    keep_changes(arrived);
-    const bool is_alone = !arriving_->held_on.none();
-    if (is_alone && are_too_large(*plan)) {
-      arriving_->have[bucket] = false;  // it is not passed on
-      return give_up_changes();
-    }
-    if (is_alone)
-      store_->changes_arrived(bucket, arrived.sums, arrived.changes);
-    else
-      store_->bucket_arrived(bucket, arrived.sums);
-    for (const Link& link : links_)
-      if (link.relay && arriving_->own)
-        link.relay->bucket_ready(version, bucket, arrived.digest,
-                                 is_alone ? arrived.changes : nullptr);
-  };
-  callbacks.on_done = [this](const std::optional<ArenaView>&) { store_->all_arrived(); };
+  callbacks.on_bucket =
+      [this, version = arriving_->version, base = wanted.base ? wanted.base->version : Version(),
+       plan = arriving_->layout.transfer](const transport::ArrivedBucket& arrived) {
+        // An arena has come in place of the changes that were asked for.
+        if (!arriving_->held_on.none() && !arrived.changes) return;
+        const std::uint64_t bucket = arrived.bucket;
+        arriving_->have[bucket] = true;
+        received_bytes_ += arrived.payload_bytes;
+        arriving_->travelled_bytes += arrived.payload_bytes;
+        if (arrived.changes) {
+          ++arriving_->by_changes;
+          arriving_->base = base;
+        }
+        const TimePoint at = now();
+        options_.trace->received({.version = version.to_string(),
+                                  .bucket = bucket,
+                                  .offset = plan->bucket_offset(bucket),
+                                  .bytes = plan->bucket_size(bucket)},
+                                 std::exchange(arriving_->last_received, at), at);
+        keep_changes(arrived);
+        const bool is_alone = !arriving_->held_on.none();
+        if (is_alone && are_too_large(*plan)) {
+          arriving_->have[bucket] = false;  // it is not passed on
+          return give_up_changes();
+        }
+        if (is_alone)
+          store_->changes_arrived(bucket, arrived.sums, arrived.changes);
+        else
+          store_->bucket_arrived(bucket, arrived.sums);
+        for (const Link& link : links_)
+          if (link.relay && arriving_->own)
+            link.relay->bucket_ready(version, bucket, arrived.digest,
+                                     is_alone ? arrived.changes : nullptr);
+      };
+  callbacks.on_done = [this, command](const std::optional<ArenaView>&) { part_done(command); };
 }
 
 // ---- end of the arrival ----
@@ -640,7 +705,10 @@ Result<control::RelayReady> VersionReceiver::relay_held(const Version& version, 
                             options_.config->name, options_.config->network.transport));
   // A new offer of the same version would end the transfers of those that fetch it now. One of an
   // older fence is good under this one as well.
-  if (!relayed_.contains(version) && !planted("relay_is_ready_without_an_offer"))
+  // An older coordinator does not say how the version is cut.
+  const auto offered = relayed_.find(version);
+  const bool is_told = offered == relayed_.end() || offered->second.empty() || tells_parts_;
+  if ((offered == relayed_.end() || !is_told) && !planted("relay_is_ready_without_an_offer"))
     offer_relay(*held);
   control::RelayReady ready{.version = version,
                             .layout_digest = held->identity().layout,
@@ -648,7 +716,10 @@ Result<control::RelayReady> VersionReceiver::relay_held(const Version& version, 
                             .content_digest = held->digests().root,
                             .bucket_bytes = held->plan()->bucket_bytes(),
                             .arena_bytes = held->arena_bytes(),
-                            .failure = {}};
+                            .failure = {},
+                            .parts = {}};
+  if (const auto relayed = relayed_.find(version); relayed != relayed_.end())
+    ready.parts = relayed->second;
   if (!with_layout) return ready;
   ByteWriter layout;
   held->manifest()->encode(layout);
@@ -659,14 +730,16 @@ Result<control::RelayReady> VersionReceiver::relay_held(const Version& version, 
 // Offer the version even before there is memory for it, so that a sidecar that asks for it waits
 // instead of getting the answer that the version is unknown.
 void VersionReceiver::offer_relay(const staging::StartStaging& command) {
-  relayed_.insert(command.announce.version);
-  const BucketPlan& plan = *options_.layouts->at(command.announce.layout_digest).plan;
+  const OfferedLayout& layout = arriving_->layout;
+  relayed_[command.announce.version] = layout.parts;
+  const BucketPlan& plan = *layout.transfer;
   transport::Offer offer{.key = key_of(command.announce.version, command.announce.layout_digest),
                          .buckets = {},
                          .data = arriving_->destination.data,
-                         .leaves = options_.layouts->at(command.announce.layout_digest).leaves,
+                         .leaves = layout.transfer_leaves,
                          .sums = {},
-                         .blocks = options_.layouts->at(command.announce.layout_digest).blocks,
+                         // Changes are those of whole leaves.
+                         .blocks = layout.part_count == 1 ? layout.blocks : nullptr,
                          .complete = false,
                          .hold = arriving_->destination.hold,
                          .share = {}};
@@ -679,7 +752,7 @@ void VersionReceiver::offer_relay(const staging::StartStaging& command) {
 
 // A version that has become complete in memory, in place of what changes to it.
 void VersionReceiver::offer_relay(const staging::HeldVersion& version) {
-  relayed_.insert(version.version());
+  relayed_[version.version()] = {};
   const control::Fence& fence = options_.fence();
   const OfferedLayout& layout = options_.layouts->at(version.identity().layout);
   transport::Offer offer{.key = {.fence = {.epoch = fence.epoch, .run_id = fence.run_id},

@@ -17,9 +17,9 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -134,6 +134,7 @@ class VersionReceiver {
   struct Arriving {
     std::uint64_t attempt = 0;
     Version version;
+    OfferedLayout layout;  // as it was offered; a later offer may be cut otherwise
     TimePoint begin{};
     TimePoint last_received{};  // time of the last bucket
     std::vector<bool> have;
@@ -148,6 +149,7 @@ class VersionReceiver {
     // a mapped arena.
     Version held_on;
     staging::StartStaging command;                 // the last one
+    std::uint32_t part = 0;                        // of the version, which is being fetched
     std::optional<staging::StartStaging> waiting;  // waits for memory
     // Set when the version is verified, while the engines are prepared for it.
     std::shared_ptr<const staging::HeldVersion> held;
@@ -204,6 +206,14 @@ class VersionReceiver {
       const control::Announce& announce) const;
   void keep_changes(const transport::ArrivedBucket& arrived);
   void keep_patch(std::shared_ptr<const SealedMemory> patch);
+  // Fetches what is missing of the part of the version that is next, or of all of it if it has one
+  // source.
+  [[nodiscard]] Result<> receive_part(const staging::StartStaging& command);
+  // The next part from this one on of which a bucket is missing; std::nullopt: none.
+  [[nodiscard]] std::optional<std::uint32_t> next_part(const staging::StartStaging& command,
+                                                       std::uint32_t from) const;
+  // A part has arrived.
+  void part_done(const staging::StartStaging& command);
   // Both complete the request and its callbacks.
   void expect_mapped(const staging::StartStaging& command, transport::FetchRequest& wanted,
                      transport::SinkCallbacks& callbacks);
@@ -233,7 +243,9 @@ class VersionReceiver {
   std::uint64_t watched_trainer_ = 0;  // Welcome::trainer, likewise
   std::vector<Link> links_;            // the preferred kind first
   std::optional<transport::PairSecret> secret_;  // of its relays
-  std::set<Version> relayed_;                    // offered by its relays
+  // Offered by its relays, and how each is cut (Announce::parts).
+  std::map<Version, SharedBytes> relayed_;
+  bool tells_parts_ = true;                // the coordinator says how a version is cut
   Timer idle_;                             // fires when no version has arrived for idle_release
   std::unique_ptr<staging::Store> store_;  // declared last: it reads memory that sinks write
 };

@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include "inference_side/staging/leaf_check.h"
 #include "shared/base/format.h"
+#include "shared/weights/leaf_check.h"
 
 namespace wsync::staging {
 namespace {

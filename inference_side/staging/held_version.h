@@ -40,6 +40,14 @@ struct StagingJob {
   std::shared_ptr<const LeafTable> leaves;  // of this plan
   // The blocks of its leaves. Only begin_changes() needs them.
   std::shared_ptr<const patch::Layout> blocks = nullptr;
+  // How it travels, if it has several parts: cut between them as well. whole_leaves() makes the
+  // leaves of `leaves` of these. Null: as the plan.
+  std::shared_ptr<const BucketPlan> transfer = nullptr;
+  std::shared_ptr<const LeafTable> transfer_leaves = nullptr;
+  [[nodiscard]] const BucketPlan& transfer_plan() const { return transfer ? *transfer : *plan; }
+  [[nodiscard]] const LeafTable& arriving_leaves() const {
+    return transfer_leaves ? *transfer_leaves : *leaves;
+  }
 };
 
 // The version that an identity names.

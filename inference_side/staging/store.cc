@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <utility>
 
-#include "inference_side/staging/leaf_check.h"
 #include "shared/base/format.h"
 #include "shared/base/huge_pages.h"
 #include "shared/base/log.h"
 #include "shared/base/memory_limit.h"
 #include "shared/base/planted.h"
+#include "shared/weights/leaf_check.h"
 
 namespace wsync::staging {
 
@@ -163,8 +163,8 @@ bool Store::take_own_arena(const std::shared_ptr<OwnArena>& own) {
 }
 
 void Store::expect_sums() {
-  arriving_->sums.resize(arriving_->job.leaves->all().size());
-  arriving_->arrived.resize(arriving_->job.plan->bucket_count());
+  arriving_->sums.resize(arriving_->job.arriving_leaves().all().size());
+  arriving_->arrived.resize(arriving_->job.transfer_plan().bucket_count());
 }
 
 Result<> Store::begin_changes(StagingJob job, Version base, OnStaged on_staged) {
@@ -295,11 +295,12 @@ std::uint64_t Store::release_unused() {
 void Store::bucket_arrived(std::uint64_t bucket, std::span<const WordSum> sums) {
   if (!arriving_ || bucket >= arriving_->arrived.size()) return;  // or a mapped arena
   const StagingJob& job = arriving_->job;
-  if (sums.size() != job.leaves->bucket(bucket).size() || arriving_->arrived[bucket]) return;
+  const LeafTable& leaves = job.arriving_leaves();
+  if (sums.size() != leaves.bucket(bucket).size() || arriving_->arrived[bucket]) return;
   arriving_->arrived[bucket] = true;
-  arriving_->arrived_bytes += job.plan->bucket_size(bucket);
-  std::ranges::copy(
-      sums, arriving_->sums.begin() + static_cast<std::ptrdiff_t>(job.leaves->first(bucket)));
+  arriving_->arrived_bytes += job.transfer_plan().bucket_size(bucket);
+  std::ranges::copy(sums,
+                    arriving_->sums.begin() + static_cast<std::ptrdiff_t>(leaves.first(bucket)));
 }
 
 void Store::all_arrived() {
@@ -340,6 +341,8 @@ void Store::compare_sums() {
                     fmt::format("bucket {} of {} has not arrived",
                                 missing - arriving.arrived.begin(), arriving.arrived.size()));
   std::vector<WordSum> known = arriving.sums;
+  if (job.transfer_leaves && !known.empty())
+    known = whole_leaves(*job.manifest, *job.transfer_leaves, known);
   std::span<const std::byte> data;  // whose sums are not known, because its writer may change it
   if (arriving.view && arriving.view->is_protected()) {
     const auto sums = arriving.view->leaf_sums();

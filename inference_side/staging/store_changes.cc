@@ -2,13 +2,13 @@
 #include <algorithm>
 #include <utility>
 
-#include "inference_side/staging/leaf_check.h"
 #include "inference_side/staging/lent_arena.h"
 #include "inference_side/staging/store.h"
 #include "shared/base/fail_point.h"
 #include "shared/base/format.h"
 #include "shared/base/log.h"
 #include "shared/base/planted.h"
+#include "shared/weights/leaf_check.h"
 
 namespace wsync::staging {
 

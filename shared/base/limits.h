@@ -24,6 +24,7 @@ inline constexpr std::uint64_t kPortQueueCount = 256;    // messages queued for 
 inline constexpr std::uint64_t kReplicaCount = 16'384;   // in one fleet
 inline constexpr std::uint64_t kReplicaRankCount = 256;  // ranks of one replica
 inline constexpr std::uint64_t kTrainerRankCount = 4096;
+inline constexpr std::uint64_t kHeldPartCount = 256;  // steps of which a rank keeps its part
 inline constexpr std::uint64_t kFleetRankCount = 1U << 18U;
 inline constexpr std::uint64_t kDeviceCount = 64;      // of one sidecar
 inline constexpr std::uint64_t kGpuUuidBytes = 64;     // "GPU-" and 36 characters, with spare room

@@ -91,6 +91,27 @@ std::uint64_t file_bytes_of(const ArenaOptions& options, std::uint64_t page_byte
                   page_bytes);
 }
 
+// What of the file is used, as {offset, bytes} in whole pages.
+std::vector<std::pair<std::uint64_t, std::uint64_t>> used_of(const ArenaOptions& options,
+                                                             std::uint64_t page_bytes) {
+  const std::uint64_t file_bytes = file_bytes_of(options, page_bytes);
+  if (options.used.empty()) return {{0, file_bytes}};
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> pages;
+  const auto add = [&](std::uint64_t begin, std::uint64_t end) {
+    begin = begin / page_bytes * page_bytes;
+    end = std::min(round_up(end, page_bytes), file_bytes);
+    if (!pages.empty() && begin <= pages.back().first + pages.back().second)
+      pages.back().second = std::max(end - pages.back().first, pages.back().second);
+    else
+      pages.emplace_back(begin, end - begin);
+  };
+  add(0, page_bytes);
+  for (const auto& [offset, bytes] : options.used)
+    add(page_bytes + offset, page_bytes + offset + bytes);
+  add(sums_at(page_bytes, options.data_bytes), file_bytes);
+  return pages;
+}
+
 bool is_retired(const MappedRegion& region) {
   auto* word = reinterpret_cast<std::uint32_t*>(region.bytes().data() + kRetiredAt);
   return std::atomic_ref(*word).load(std::memory_order_relaxed) != 0;
@@ -278,7 +299,10 @@ Result<SharedArena> SharedArena::make(const ArenaOptions& options, HugePages pag
   const bool is_explicit = pages == HugePages::kExplicit;
   const std::uint64_t page_bytes = page_bytes_of(pages, options.data_bytes);
   const std::uint64_t file_bytes = file_bytes_of(options, page_bytes);
-  WSYNC_TRY(is_explicit ? require_huge_pages(file_bytes, what) : require_memory(file_bytes, what));
+  const auto used = used_of(options, page_bytes);
+  std::uint64_t used_bytes = 0;
+  for (const auto& [offset, bytes] : used) used_bytes += bytes;
+  WSYNC_TRY(is_explicit ? require_huge_pages(used_bytes, what) : require_memory(used_bytes, what));
 
   const unsigned flags =
       MFD_CLOEXEC | MFD_ALLOW_SEALING | (is_explicit ? MFD_HUGETLB | MFD_HUGE_2MB : 0U);
@@ -297,10 +321,12 @@ Result<SharedArena> SharedArena::make(const ArenaOptions& options, HugePages pag
     if (const auto placed = prefer_node(region->bytes(), *options.numa_node);
         !placed && options.on_fallback)
       options.on_fallback(placed.error());
-  if (auto touched = region->populate(true, options.threads, options.stop, options.done_bytes);
-      !touched)
-    return fail(touched.error().with_context(what));
-  WSYNC_TRY(reserve(fd.get(), file_bytes, options, what));
+  if (options.used.empty())
+    if (auto touched = region->populate(true, options.threads, options.stop, options.done_bytes);
+        !touched)
+      return fail(touched.error().with_context(what));
+  for (const auto& [offset, bytes] : used)
+    WSYNC_TRY(reserve(fd.get(), offset, bytes, options, what));
   write_header(region->bytes(), {.magic = kArenaMagic,
                                  .format = kArenaFormat,
                                  .state = ArenaState::kEmpty,
@@ -316,14 +342,15 @@ Result<SharedArena> SharedArena::make(const ArenaOptions& options, HugePages pag
 }
 
 // Reserves what populate() did not (everything on old kernels), so that no later write can fail.
-Result<> SharedArena::reserve(int fd, std::uint64_t file_bytes, const ArenaOptions& options,
-                              const std::string& what) {
-  for (std::uint64_t at = 0; at < file_bytes; at += kMappingSliceBytes) {
+Result<> SharedArena::reserve(int fd, std::uint64_t offset, std::uint64_t bytes,
+                              const ArenaOptions& options, const std::string& what) {
+  for (std::uint64_t done = 0; done < bytes; done += kMappingSliceBytes) {
     if (options.stop.stop_requested())
       return fail(ErrorCode::kCancelled, what + ": stopped while its memory was being reserved");
-    const std::uint64_t n = std::min(kMappingSliceBytes, file_bytes - at);
-    if (::fallocate(fd, 0, static_cast<off_t>(at), static_cast<off_t>(n)) != 0)
-      return fail_errno(fmt::format("{}: reserve {} bytes", what, file_bytes), errno);
+    const std::uint64_t n = std::min(kMappingSliceBytes, bytes - done);
+    if (::fallocate(fd, 0, static_cast<off_t>(offset + done), static_cast<off_t>(n)) != 0)
+      return fail_errno(fmt::format("{}: reserve {} bytes", what, bytes), errno);
+    if (!options.used.empty() && options.done_bytes != nullptr) *options.done_bytes += n;
   }
   return {};
 }

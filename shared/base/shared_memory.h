@@ -150,6 +150,9 @@ struct ArenaOptions {
   std::optional<std::uint32_t> numa_node = std::nullopt;
   // Gets the reason why the arena is not placed as requested, or not in huge pages of the pool.
   std::function<void(const Error&)> on_fallback = nullptr;
+  // Only these bytes of the data will be used, as {offset, bytes}: the arena has no memory for the
+  // others. Empty: all of it.
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> used = {};
   std::stop_token stop = {};  // cancels the creation; nothing of the arena remains
   std::atomic<std::uint64_t>* done_bytes = nullptr;  // counts while the memory is touched
   // Size of the file: header, data and sums, in whole pages of the size that is asked for.
@@ -214,7 +217,7 @@ class SharedArena {
       : region_(std::move(region)), fd_(std::move(fd)), is_explicit_(is_explicit) {}
   [[nodiscard]] static Result<SharedArena> make(const ArenaOptions& options, HugePages pages,
                                                 const std::string& what);
-  [[nodiscard]] static Result<> reserve(int fd, std::uint64_t file_bytes,
+  [[nodiscard]] static Result<> reserve(int fd, std::uint64_t offset, std::uint64_t bytes,
                                         const ArenaOptions& options, const std::string& what);
   // Declared first, so that it is destroyed last. fork() waits for the close of fd_, which must not
   // be the one that frees the memory.

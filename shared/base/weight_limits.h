@@ -27,6 +27,12 @@ inline constexpr std::uint64_t kBucketBytesMax = 8 * kGiB;
 inline constexpr std::uint64_t kModelBytesMax = 1ULL << 44U;  // 16 TiB
 inline constexpr std::uint64_t kStepMax = (1ULL << 63U) - 1;  // of a version; a next step fits
 inline constexpr std::uint64_t kModelDimension = 1U << 24U;   // max of vocabulary, sizes, counts
+// Ranges of tensors that ranks on other hosts serve, and transfer buckets of a version with parts.
+inline constexpr std::uint64_t kPartRangeCount = 1U << 22U;
+inline constexpr std::uint64_t kPartBucketCount = 1U << 22U;
+// A tensor that is smaller travels to rank 0 with the report of its rank, instead of being a part.
+inline constexpr std::uint64_t kCarriedTensorBytes = 16 * kKiB;
+inline constexpr std::uint64_t kCarriedBytes = 64 * kMiB;  // of one rank, in one report
 
 static_assert(kLeafBytes % kPieceAlignBytes == 0);
 static_assert(kBucketBytesMin >= kLeafBytes, "a bucket holds at least one leaf");

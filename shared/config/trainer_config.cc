@@ -17,7 +17,6 @@
 #include "shared/config/role.h"
 #include "shared/config/units.h"
 #include "shared/transport/limits.h"
-#include "shared/transport/traits.h"
 
 namespace wsync::config {
 namespace {
@@ -146,6 +145,7 @@ void bind_publisher(Binder& binder, TrainerConfig& c) {
   bind_key_path(binder, "keys", c.keys);
   bind_address(binder, "coordinator", c.coordinator, check_coordinator_addresses);
   bind_key_path(binder, "publisher_key", c.publisher_key);
+  bind_address(binder, "leader", c.leader, check_control_address);
   bind_directory(binder, "run_dir", c.run_dir, default_run_dir(), kRunDirBytesMax);
   bind_directory(binder, "state_dir", c.state_dir, default_state_dir(), kConfigPathBytesMax);
   bind_decisions(binder, c.etcd);
@@ -153,11 +153,17 @@ void bind_publisher(Binder& binder, TrainerConfig& c) {
   bind_fleet_id(binder, c.fleet_id);
   refuse_without_keys(binder, "listen", c.listen, !c.keys.empty());
   refuse_without_keys(binder, "coordinator", c.coordinator, !c.publisher_key.empty());
-  if (c.coordinator.empty() && !c.publisher_key.empty())
+  refuse_without_keys(binder, "leader", c.leader, !c.publisher_key.empty());
+  if (c.coordinator.empty() && c.leader.empty() && !c.publisher_key.empty())
     binder.refuse("publisher_key",
-                  fmt::format("expected '' without `coordinator`, found '{}': a trainer has "
-                              "the keys of its own coordinator in `keys`",
+                  fmt::format("expected '' without `coordinator` or `leader`, found '{}': a "
+                              "trainer has the keys of its own coordinator in `keys`",
                               c.publisher_key));
+  if (!c.coordinator.empty() && !c.leader.empty())
+    binder.refuse("leader",
+                  fmt::format("expected '' with `coordinator`, found '{}': ranks on several hosts "
+                              "publish with the coordinator in rank 0",
+                              c.leader));
   if (c.listen.empty()) c.listen = "ipc://" + c.run_dir + "/control";
   bind_commit(binder, c.commit);
   binder.count("min_replicas", c.min_replicas, {0, limits::kReplicaCount});
@@ -184,14 +190,6 @@ void bind_publisher(Binder& binder, TrainerConfig& c) {
   binder.duration("forget_after", c.forget_after, kForgetAfter);
   bind_network(binder, c.network, !c.keys.empty() || !c.publisher_key.empty());
   check_etcd(binder, c.etcd, c.network);
-  const transport::TransportTraits* kind = transport::find_transport_kind(c.network.transport);
-  if ((kind == nullptr || kind->maps_source) && c.arenas < kArenasOfSharingHostMin)
-    binder.refuse(
-        "arenas",
-        fmt::format(
-            "expected {} or more, found {}: sidecars of this host map the target and the version "
-            "before it while the next version is written (fewer arenas need transport: tcp)",
-            kArenasOfSharingHostMin, c.arenas));
   bind_pause_mode(binder, "pause_mode", c.pause_mode);
   binder.choice("caches", c.caches,
                 {{"engine", CachePolicy::kEngine},

@@ -64,6 +64,9 @@ struct TrainerConfig {
   // trainer publishes; empty: it is a part of this process, and listens at `listen`.
   std::string coordinator;
   std::string publisher_key;  // file with this trainer's key for it; empty = it has no keys
+  // Of a rank above 0 on another host than rank 0: the address at which rank 0 listens. Empty: rank
+  // 0 is on this host.
+  std::string leader;
   std::string run_dir;
   std::string state_dir;
   EtcdConfig etcd;                // where decisions are kept; without members: in state_dir

@@ -41,6 +41,9 @@ enum class Capability : std::uint32_t {
   kPushOrigin = 1U << 6U,
   // Of an engine's library: it takes PatchAhead. Without it, a patch is first read in the pause.
   kPatchAhead = 1U << 7U,
+  // Announce::parts, Stage::parts and RelayReady::parts: without it, a sidecar takes no version of
+  // a trainer whose ranks are on several hosts.
+  kParts = 1U << 8U,
 };
 
 // A set of capabilities, as bits.
@@ -57,6 +60,7 @@ using Capabilities = std::uint32_t;
 inline constexpr Capabilities kCapabilities =
     bits(Capability::kSuspendedOutcomes) | bits(Capability::kPatchValueCost) |
     bits(Capability::kLentArenas) | bits(Capability::kTrainerProcess) |
-    bits(Capability::kRelaysHeld) | bits(Capability::kPushOrigin) | bits(Capability::kPatchAhead);
+    bits(Capability::kRelaysHeld) | bits(Capability::kPushOrigin) | bits(Capability::kPatchAhead) |
+    bits(Capability::kParts);
 
 }  // namespace wsync::control

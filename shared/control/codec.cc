@@ -329,7 +329,7 @@ std::string_view message_name(MessageType type) noexcept {
       "Scrub",       "Scrubbed",       "PublisherHello", "FleetFacts",     "RoundRequest",
       "SnapshotEnd", "RoundReplaced",  "RoundGivenUp",   "RoundPhase",     "RoundEnd",
       "RoundLoss",   "VersionDropped", "TargetChanged",  "RelayVersion",   "RelayReady",
-      "PatchAhead"};
+      "PatchAhead",  "RankServes",     "PartWanted",     "PartSummed",     "PartsKept"};
   const auto index = static_cast<std::size_t>(type) - 1;
   return index < kNames.size() ? kNames[index] : "unknown";
 }

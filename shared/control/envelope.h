@@ -113,8 +113,12 @@ enum class MessageType : std::uint16_t {
   kRelayVersion,
   kRelayReady,
   kPatchAhead,
+  kRankServes,
+  kPartWanted,
+  kPartSummed,
+  kPartsKept,
 };
-inline constexpr MessageType kLastMessageType = MessageType::kPatchAhead;
+inline constexpr MessageType kLastMessageType = MessageType::kPartsKept;
 
 // Precedes every message, with a fixed size on the wire (kEnvelopeBytes in codec.h) plus the
 // replica's name.

@@ -18,8 +18,10 @@
 //    command that was passed on to it
 //  * coordinator to a trainer of another process: FleetFacts, RoundPhase, RoundEnd, RoundLoss,
 //    VersionDropped, TargetChanged, RollbackReply, StatusReply, Push, Cancel, Error
-//  * rank of a trainer to its rank 0: RankHello, RankShards, Snapshotted (with a descriptor)
-//  * rank 0 of a trainer to its other ranks: PublishStatus, Error
+//  * rank of a trainer to its rank 0: RankHello, RankShards, Snapshotted (with a descriptor); from
+//    another host also RankServes, PartSummed, Heartbeat
+//  * rank 0 of a trainer to its other ranks: PublishStatus, Error; to one on another host also
+//    PartWanted, PartsKept, Heartbeat
 //
 // Each travels behind an Envelope (codec.h). Versions, fences and decisions are explained in
 // README.md of this folder.
@@ -39,16 +41,18 @@
 
 namespace wsync::control {
 
-using AnyMessage = std::variant<
-    Hello, Welcome, Announce, Accept, Refuse, Stage, Staged, Decide, Decided, Switched, Abort,
-    Heartbeat, Leave, ErrorReply, Push, PushReply, Progress, Rollback, RollbackReply, Verify,
-    VerifyReply, Status, StatusReply, EngineHello, EngineWelcome, Prepare, Prepared, Release, Pause,
-    Paused, Load, BucketReady, BucketAck, Loaded, Commit, Committed, Resume, Resumed, ReadDigests,
-    Digests, RankHello, RankShards, Snapshotted, PublishStatus, Plan, PlanReply, Cancel,
-    CancelReply, TraceQuestion, TraceAnswer, Ping, Pong, Turns, Promote, PromoteReply, Forget,
-    ForgetReply, UnmapArenas, EngineStarting, ReadVersion, Scrub, Scrubbed, PublisherHello,
-    FleetFacts, RoundRequest, SnapshotEnd, RoundReplaced, RoundGivenUp, RoundPhase, RoundEnd,
-    RoundLoss, VersionDropped, TargetChanged, RelayVersion, RelayReady, PatchAhead>;
+using AnyMessage =
+    std::variant<Hello, Welcome, Announce, Accept, Refuse, Stage, Staged, Decide, Decided, Switched,
+                 Abort, Heartbeat, Leave, ErrorReply, Push, PushReply, Progress, Rollback,
+                 RollbackReply, Verify, VerifyReply, Status, StatusReply, EngineHello,
+                 EngineWelcome, Prepare, Prepared, Release, Pause, Paused, Load, BucketReady,
+                 BucketAck, Loaded, Commit, Committed, Resume, Resumed, ReadDigests, Digests,
+                 RankHello, RankShards, Snapshotted, PublishStatus, Plan, PlanReply, Cancel,
+                 CancelReply, TraceQuestion, TraceAnswer, Ping, Pong, Turns, Promote, PromoteReply,
+                 Forget, ForgetReply, UnmapArenas, EngineStarting, ReadVersion, Scrub, Scrubbed,
+                 PublisherHello, FleetFacts, RoundRequest, SnapshotEnd, RoundReplaced, RoundGivenUp,
+                 RoundPhase, RoundEnd, RoundLoss, VersionDropped, TargetChanged, RelayVersion,
+                 RelayReady, PatchAhead, RankServes, PartWanted, PartSummed, PartsKept>;
 
 // Its copies and moves are compiled once, in messages.cc: those of a variant with so many
 // alternatives cost the compiler seconds in each file that needs them.

@@ -33,6 +33,74 @@ void fields(V& v, M& m) {
 }
 
 template <class V, class M>
+  requires Is<M, RankServes>
+void fields(V& v, M& m) {
+  v.label("host", m.host, limits::kPeerNameBytes);
+  v.label("boot_id", m.boot_id, limits::kPeerNameBytes);
+  v.list("transports", m.transports, limits::kTransportCount);
+  v.blob("secret", m.secret);
+}
+
+template <class V, class M>
+  requires Is<M, PartWindow>
+void fields(V& v, M& m) {
+  v.number("bucket", m.bucket);
+  v.number("tensor", m.tensor);
+  v.number("offset", m.offset);
+  v.number("bytes", m.bytes);
+  v.number("position", m.position);
+}
+
+template <class V, class M>
+  requires Is<M, PartWanted>
+void fields(V& v, M& m) {
+  v.number("question", m.question);
+  v.number("step", m.step);
+  v.bounded("bucket_count", m.bucket_count, limits::kPartBucketCount);
+  v.list("windows", m.windows, limits::kPartBucketCount);
+  v.list("carried", m.carried, limits::kTensorCount);
+}
+
+template <class V, class M>
+  requires Is<M, WordSum>
+void fields(V& v, M& m) {
+  v.number("product", m.product);
+  v.number("sum", m.sum);
+}
+
+template <class V, class M>
+  requires Is<M, CarriedShard>
+void fields(V& v, M& m) {
+  v.number("tensor", m.tensor);
+  v.blob("bytes", m.bytes);
+}
+
+template <class V, class M>
+  requires Is<M, PartSummed>
+void fields(V& v, M& m) {
+  v.number("question", m.question);
+  v.number("step", m.step);
+  v.sentence("failure", m.failure);
+  v.list("sums", m.sums, limits::kModelBytesMax / limits::kLeafBytes);
+  v.list("carried", m.carried, limits::kTensorCount);
+}
+
+template <class V, class M>
+  requires Is<M, KeptPart>
+void fields(V& v, M& m) {
+  v.number("step", m.step);
+  v.version("version", m.version);
+  v.part("fence", m.fence);
+  v.digest("layout", m.layout);
+}
+
+template <class V, class M>
+  requires Is<M, PartsKept>
+void fields(V& v, M& m) {
+  v.list("parts", m.parts, limits::kHeldPartCount);
+}
+
+template <class V, class M>
   requires Is<M, PublishStatus>
 void fields(V& v, M& m) {
   v.number("step", m.step);

@@ -54,6 +54,7 @@ void fields(V& v, M& m) {
   v.digest("content_digest", m.content_digest);
   v.number("bucket_bytes", m.bucket_bytes);
   v.number("arena_bytes", m.arena_bytes);
+  if (v.has(Capability::kParts)) v.blob("parts", m.parts);
 }
 
 template <class V, class M>
@@ -73,6 +74,7 @@ void fields(V& v, M& m) {
   v.number("bucket_bytes", m.bucket_bytes);
   v.number("arena_bytes", m.arena_bytes);
   v.sentence("failure", m.failure);
+  if (v.has(Capability::kParts)) v.blob("parts", m.parts);
 }
 
 template <class V, class M>
@@ -91,6 +93,14 @@ void fields(V& v, M& m) {
 }
 
 template <class V, class M>
+  requires Is<M, PartSource>
+void fields(V& v, M& m) {
+  v.label("transport", m.transport, limits::kTransportKindBytes);
+  v.label("source", m.source, limits::kAddressBytes);
+  v.blob("key", m.key);
+}
+
+template <class V, class M>
   requires Is<M, Stage>
 void fields(V& v, M& m) {
   v.version("version", m.version);
@@ -98,6 +108,7 @@ void fields(V& v, M& m) {
   v.label("source", m.source, limits::kAddressBytes);
   v.digest("content_digest", m.content_digest);
   v.blob("key", m.key);
+  if (v.has(Capability::kParts)) v.list("parts", m.parts, limits::kTrainerRankCount - 1);
 }
 
 template <class V, class M>

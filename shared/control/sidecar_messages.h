@@ -80,6 +80,8 @@ struct Announce {
   Digest content_digest;  // zero: its snapshot is being taken, and a Stage will carry the digest
   std::uint64_t bucket_bytes = 0;
   std::uint64_t arena_bytes = 0;
+  // Encoded Parts (shared/weights/parts.h): the transfer is cut between them. Empty: one part.
+  SharedBytes parts;
 };
 struct Accept {
   static constexpr MessageType kType = MessageType::kAccept;
@@ -93,6 +95,13 @@ struct Refuse {
   std::vector<Problem> problems;
 };
 
+// Where another part of a version than the first is served, for one receiver.
+struct PartSource {
+  std::string transport;  // kind
+  std::string source;     // address
+  Bytes key;              // as Stage::key
+};
+
 // Names the source of an announced version. Sent again when the source or the content digest has
 // changed. The receiver answers with Staged when it has all bytes and the digest, and both agree.
 struct Stage {
@@ -104,6 +113,8 @@ struct Stage {
   // The key of the receiver at this source, under this fence: 32 bytes, or empty for a kind without
   // keys. Never logged.
   Bytes key;
+  // The sources of parts 1, 2, ...; `source` has only part 0 then. Empty: it has the whole version.
+  std::vector<PartSource> parts;
 };
 struct Staged {
   static constexpr MessageType kType = MessageType::kStaged;
@@ -148,6 +159,7 @@ struct RelayReady {
   std::uint64_t bucket_bytes = 0;
   std::uint64_t arena_bytes = 0;
   std::string failure;  // not empty: it is not passed on, and the rest is void
+  SharedBytes parts;    // how the transfer is cut
 };
 struct Decide {
   static constexpr MessageType kType = MessageType::kDecide;

@@ -6,6 +6,9 @@
 //   buckets:         | bucket 0             | bucket 1 | bucket 2         |
 //
 // Both sides compute the plan from the manifest and bucket_bytes, so it is never sent.
+//
+// Of a version whose parts are served by several processes (parts.h), the plan of the transfer is
+// cut between parts as well, so that each bucket has one source. Arenas are laid out as without.
 #pragma once
 
 #include <cstdint>
@@ -17,13 +20,17 @@
 
 namespace wsync {
 
+class Parts;
+
 // Consecutive bytes of one tensor in one bucket.
 struct Piece {
-  std::uint32_t tensor = 0;         // index in the manifest
-  std::uint32_t bucket = 0;         // index in the plan
-  std::uint64_t tensor_offset = 0;  // a multiple of limits::kLeafBytes
-  std::uint64_t bytes = 0;          // > 0
-  std::uint64_t buffer_offset = 0;  // in the bucket; a multiple of limits::kPieceAlignBytes
+  std::uint32_t tensor = 0;  // index in the manifest
+  std::uint32_t bucket = 0;  // index in the plan
+  // A multiple of limits::kLeafBytes, or with parts of kSumWordBytes.
+  std::uint64_t tensor_offset = 0;
+  std::uint64_t bytes = 0;  // > 0
+  // In the bucket; a multiple of limits::kPieceAlignBytes, unless the plan is one of parts.
+  std::uint64_t buffer_offset = 0;
   friend bool operator==(const Piece&, const Piece&) = default;
 };
 
@@ -36,6 +43,12 @@ class BucketPlan {
   // limits::kPieceAlignBytes between limits::kBucketBytesMin and kBucketBytesMax.
   [[nodiscard]] static Result<BucketPlan> create(const Manifest& manifest,
                                                  std::uint64_t bucket_bytes);
+  // The plan of a transfer whose parts have sources of their own. A tensor is cut between parts as
+  // well. A bucket of another part than the first has one piece, because its source may have the
+  // tensors in another order. `parts`: of this manifest. Errors as above, and kResourceExhausted if
+  // there would be more than limits::kPartBucketCount buckets.
+  [[nodiscard]] static Result<BucketPlan> create(const Manifest& manifest,
+                                                 std::uint64_t bucket_bytes, const Parts& parts);
 
   [[nodiscard]] std::size_t bucket_count() const noexcept { return buckets_.size(); }
   // Returns the pieces of one bucket, in buffer order.
@@ -45,6 +58,8 @@ class BucketPlan {
   [[nodiscard]] std::uint64_t bucket_size(std::size_t index) const { return buckets_[index].bytes; }
   // The maximum bucket size given to create().
   [[nodiscard]] std::uint64_t bucket_bytes() const noexcept { return bucket_bytes_; }
+  // The part that has this bucket; 0 if the plan has no parts.
+  [[nodiscard]] std::uint32_t bucket_part(std::size_t index) const { return buckets_[index].part; }
   // Size of the largest bucket, which a buffer must be able to hold. 0 if there are no buckets.
   [[nodiscard]] std::uint64_t largest_bucket() const noexcept { return largest_bucket_; }
 
@@ -73,8 +88,13 @@ class BucketPlan {
     std::size_t piece_count = 0;
     std::uint64_t bytes = 0;
     std::uint64_t arena_offset = 0;
+    std::uint32_t part = 0;
   };
-  void cut(std::uint32_t tensor, std::uint64_t bytes);
+  BucketPlan(const Manifest& manifest, std::uint64_t bucket_bytes, const Parts* parts);
+  void cut(std::uint32_t tensor, std::uint64_t bytes, const Parts* parts);
+  // Bytes [begin, end) of a tensor that begins at `base`.
+  void add(std::uint32_t tensor, std::uint64_t base, std::uint64_t begin, std::uint64_t end,
+           std::uint32_t part);
 
   std::uint64_t bucket_bytes_ = 0;
   std::uint64_t largest_bucket_ = 0;

@@ -1,6 +1,7 @@
 // LeafTable: where the leaves of a version lie in its arena, and in which bucket. Leaves are those
 // of the content digest (content_digest.h), in manifest order, which is also the order of their
-// bytes.
+// bytes. Of a plan with parts, a leaf is cut between parts: each piece of it is a leaf of the
+// table.
 //
 // Immutable once created; may be read from any thread.
 #pragma once
@@ -49,6 +50,11 @@ class LeafTable {
   std::vector<LeafPlace> leaves_;
   std::vector<std::size_t> first_;  // of each bucket, and one end entry
 };
+
+// The sums of whole leaves in manifest order, from those of a table whose leaves may be cut between
+// parts. `table`: of a plan of this manifest.
+[[nodiscard]] std::vector<WordSum> whole_leaves(const Manifest& manifest, const LeafTable& table,
+                                                std::span<const WordSum> sums);
 
 // XXH3-128 of the sums of the leaves of a bucket: two little-endian u64 each, product and sum. By
 // it both ends of a transfer compare a bucket.

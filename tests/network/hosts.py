@@ -66,8 +66,9 @@ def why_no_hosts():
 class Hosts(Fleet):
     """A fleet over several hosts. The commands of Fleet (ask, replicas, until_ready) run on the host `self.at`, with `self.key` if there is one."""
 
-    def __init__(self, wsync):
+    def __init__(self, wsync, addresses=None):
         super().__init__(wsync)
+        self.addresses = addresses or ADDRESSES
         self.key = None
         self.at = "trainer0"
         self.address = "tcp://trainer0:7000"
@@ -78,7 +79,7 @@ class Hosts(Fleet):
             switch = self.add_space("switch")
             ip("-n", switch, "link", "add", "switch", "type", "bridge")
             ip("-n", switch, "link", "set", "switch", "up")
-            for host, (v4, v6) in ADDRESSES.items():
+            for host, (v4, v6) in self.addresses.items():
                 space = self.make(host)
                 ip("-n", space, "link", "add", "cable", "type", "veth", "peer", "name", host, "netns", switch)
                 ip("-n", switch, "link", "set", host, "master", "switch", "up")
@@ -94,8 +95,8 @@ class Hosts(Fleet):
         """Each host has its name, and those of `others` lead to the hosts that they name, from now on."""
         with open(self.names, "w", encoding="ascii") as file:  # the same file, which all hosts have
             file.write("127.0.0.1 localhost\n")
-            for name, host in [*((host, host) for host in ADDRESSES), *others.items()]:
-                file.write(f"{ADDRESSES[host][0]} {name}\n")
+            for name, host in [*((host, host) for host in self.addresses), *others.items()]:
+                file.write(f"{self.addresses[host][0]} {name}\n")
 
     def add_space(self, name):
         space = f"{os.path.basename(self.directory)}-{name}"
@@ -187,9 +188,9 @@ class Hosts(Fleet):
         shown = json.loads(ip("-n", self.spaces[host], "-s", "-j", "link", "show", "cable").stdout)
         return shown[0]["stats64"]["tx"]["bytes"]
 
-    def limit(self, megabits):
-        """What trainer0 sends passes at this rate from now on."""
-        subprocess.run(["tc", "-n", self.spaces["trainer0"], "qdisc", "replace", "dev", "cable", "root", "tbf", "rate",
+    def limit(self, megabits, host="trainer0"):
+        """What the host sends passes at this rate from now on."""
+        subprocess.run(["tc", "-n", self.spaces[host], "qdisc", "replace", "dev", "cable", "root", "tbf", "rate",
                         f"{megabits}mbit", "burst", "256kb", "latency", "50ms"], check=True, capture_output=True)
 
     def sniff(self):

@@ -8,18 +8,17 @@ import signal
 import sys
 import unittest
 
-from hosts import ADDRESSES, Hosts, why_no_hosts
+from hosts import ADDRESSES, why_no_hosts
+from key_fleet import BEATS, KeyFleet
 
 from etcd import Certificates
-from fleet import DEADLINE_S, SLOWNESS, short
-from pages import get
+from fleet import DEADLINE_S, SLOWNESS
 from patching import changed
 import wire
 
 WSYNC = sys.argv.pop()
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 PIECE_BYTES = 48
-BEATS = ("--set", f"heartbeat.interval={short(200)}", "--set", f"heartbeat.deadline={short(1500)}")
 
 
 def pieces(checkpoint):
@@ -29,59 +28,6 @@ def pieces(checkpoint):
         data = file.read_bytes()
         found += [data[at:at + PIECE_BYTES] for at in range(len(data) // 2, len(data) - PIECE_BYTES, 50_021)]
     return [piece for piece in found if len(set(piece)) > 16]
-
-
-class Fleet(Hosts):
-    def __init__(self):
-        super().__init__(WSYNC)
-        self.keys = self.path("keys")
-        self.local("keys", "init", self.keys)
-        self.key = self.path("alice.key")
-        self.local("keys", "add", "operator", "alice", "--keys", self.keys, "-o", self.key)
-        for name in ("s0", "s1"):
-            self.local("keys", "add", "sidecar", name, "--keys", self.keys)
-
-    def local(self, *arguments):
-        code, answer = self.ask_on("trainer0", *arguments)
-        assert code == 0, answer
-        return answer["result"]
-
-    def trainer(self, *settings, host="10.0.0.1", on="trainer0"):
-        return self.on(on, "trainer", "--set", f"keys={self.keys}", "--set", f"listen=tcp://{host}:7000",
-                       "--set", f"data_address=tcp://{host}:7001", *BEATS, *settings)
-
-    def engines(self, name, *settings, coordinator=None, data="tcp://0.0.0.0:0", advertise=None, at="engines0"):
-        """A sidecar on another host, and where its engines attach."""
-        process = self.on(at, "sidecar", "--set", f"name={name}", "--set", f"coordinator={coordinator or self.address}",
-                          "--set", f"key={self.keys}/issued/sidecar.{name}.key", "--set", f"data_address={data}",
-                          "--set", f"advertise={advertise or at}", *BEATS, *settings)
-        place = os.path.join(self.path(at), "run", f"{name}.engines")
-        self.until(lambda: os.path.exists(place), f"the socket of sidecar {name}")
-        return process, place
-
-    def replica(self, place, name, checkpoint, at="engines0"):
-        engine = self.on(at, "engine", "--json", "--sidecar", place, "--replica", name, "--checkpoint", checkpoint,
-                         "--stats-ms", "0")
-        self.event(engine, "attached")
-        return engine
-
-    def pushed(self, path, *options):
-        code, answer = self.ask("push", path, *options)
-        if code != 0:
-            raise AssertionError(answer)
-        return answer["result"]
-
-    def sidecars(self):
-        code, answer = self.ask("status")
-        return {s["name"]: s for s in answer["result"]["sidecars"]} if code == 0 else {}
-
-    def joined(self, *names):
-        self.until(lambda: all(self.sidecars().get(name, {}).get("connected") for name in names), f"sidecars {names}")
-
-    def metric(self, host, page, name):
-        status, text = get(os.path.join(self.path(host), "run", f"{page}.http"), "/metrics")
-        assert status == 200, text
-        return float(re.search(rf"^{name} (\S+)$", text, re.MULTILINE).group(1))
 
 
 class ManyHosts(unittest.TestCase):
@@ -96,7 +42,7 @@ class ManyHosts(unittest.TestCase):
         return sum(piece in passed for piece in pieces(checkpoint))
 
     def test_weights_travel_encrypted_and_then_only_what_changes(self):
-        with Fleet() as fleet:
+        with KeyFleet(WSYNC) as fleet:
             one = fleet.checkpoint("one", 1)
             two = changed(one, fleet.path("two"), 500)
             packets = fleet.sniff()
@@ -124,7 +70,7 @@ class ManyHosts(unittest.TestCase):
             self.assertEqual(fleet.metric("trainer0", "control", "wsync_data_refusals_total"), 0)
 
     def test_a_cable_that_is_cut_during_a_transfer(self):
-        with Fleet() as fleet:
+        with KeyFleet(WSYNC) as fleet:
             one, two = fleet.checkpoint("one", 1, size="128MiB"), fleet.checkpoint("two", 2, size="128MiB")
             fleet.trainer()
             _, place = fleet.engines("s0")
@@ -153,7 +99,7 @@ class ManyHosts(unittest.TestCase):
             self.verified(fleet, version)
 
     def test_a_chain_over_ipv6(self):
-        with Fleet() as fleet:
+        with KeyFleet(WSYNC) as fleet:
             fleet.address = "tcp://[fd00::1]:7000"
             one = fleet.checkpoint("one", 1)
             fleet.trainer("--set", "min_sidecars=2", host="[fd00::1]")
@@ -172,7 +118,7 @@ class ManyHosts(unittest.TestCase):
 
     def test_a_trusted_network(self):
         trusted = ("--set", "data_security=trusted_network")
-        with Fleet() as fleet:
+        with KeyFleet(WSYNC) as fleet:
             one = fleet.checkpoint("one", 1)
             packets = fleet.sniff()
             trainer = fleet.trainer(*trusted)
@@ -195,7 +141,7 @@ class ManyHosts(unittest.TestCase):
             self.assertIn("without encryption", data["found"])
 
     def test_both_ends_must_mean_the_same_security(self):
-        with Fleet() as fleet:
+        with KeyFleet(WSYNC) as fleet:
             fleet.trainer()
             fleet.engines("s0", "--set", "data_security=trusted_network")
             fleet.joined("s0")
@@ -204,7 +150,7 @@ class ManyHosts(unittest.TestCase):
             self.assertIn("the same `data_security`", " ".join(i["text"] for i in answer["result"]["incidents"]))
 
     def test_without_keys_other_hosts_are_refused_and_told_how_to_make_them(self):
-        with Fleet() as fleet:
+        with KeyFleet(WSYNC) as fleet:
             address = f"tcp://{ADDRESSES['trainer0'][0]}:7000"
             for arguments in (["trainer", "--set", f"listen={address}"], ["trainer", "--set", f"data_address={address}"],
                               ["sidecar", "--set", f"coordinator={address}"], ["sidecar", "--set", f"data_address={address}"]):
@@ -216,7 +162,7 @@ class ManyHosts(unittest.TestCase):
             self.assertIn("make keys with `wsync keys init`", answer["error"]["message"])
 
     def test_a_stranger_at_the_port_of_the_weights(self):
-        with Fleet() as fleet:
+        with KeyFleet(WSYNC) as fleet:
             one = fleet.checkpoint("one", 1)
             trainer = fleet.trainer()
             _, place = fleet.engines("s0")
@@ -240,7 +186,7 @@ sys.exit(len(said) > 100)  # an alert of TLS is shorter
 
     def test_a_trainer_on_another_host_goes_on_when_the_first_host_is_lost(self):
         """Decisions are in an etcd of the host that stays. Names lead to the new host, as a fleet's DNS does."""
-        with Fleet() as fleet:
+        with KeyFleet(WSYNC) as fleet:
             one, two = fleet.checkpoint("one", 1), fleet.checkpoint("two", 2)
             certificates = Certificates(fleet.path("certificates"))
             certificates.sign("member", "DNS:engines0,IP:10.0.0.2")
@@ -284,7 +230,7 @@ sys.exit(len(said) > 100)  # an alert of TLS is shorter
             fleet.until_ready("2.3", "r0")
 
     def test_a_late_sidecar_takes_weights_from_another_one(self):
-        with Fleet() as fleet:
+        with KeyFleet(WSYNC) as fleet:
             one = fleet.checkpoint("one", 1, size="32MiB")
             fleet.trainer()
             _, place = fleet.engines("s0")
@@ -301,7 +247,7 @@ sys.exit(len(said) > 100)  # an alert of TLS is shorter
             self.assertLess(fleet.sent("trainer0") - before, 4 << 20, "the trainer has sent the weights once more")
 
     def test_a_late_sidecar_when_the_host_of_the_trainer_is_lost(self):
-        with Fleet() as fleet:
+        with KeyFleet(WSYNC) as fleet:
             fleet.local("keys", "add", "publisher", "trainer", "--keys", fleet.keys)
             fleet.at, fleet.address = "trainer1", "tcp://trainer1:7000"
             one = fleet.checkpoint("one", 1, size="32MiB")
@@ -323,7 +269,7 @@ sys.exit(len(said) > 100)  # an alert of TLS is shorter
             self.assertEqual(fleet.sidecars()["s1"]["transport"], "tls")
 
     def test_a_directory_of_another_host_than_the_trainers_is_refused(self):
-        with Fleet() as fleet:
+        with KeyFleet(WSYNC) as fleet:
             one = fleet.checkpoint("one", 1)
             fleet.trainer()
             _, place = fleet.engines("s0")
@@ -341,7 +287,7 @@ sys.exit(len(said) > 100)  # an alert of TLS is shorter
             fleet.until_ready("1.2", "r0")
 
     def test_a_push_to_a_coordinator_without_a_trainer_sends_the_weights_of_its_host(self):
-        with Fleet() as fleet:
+        with KeyFleet(WSYNC) as fleet:
             one, two = fleet.checkpoint("one", 1), fleet.checkpoint("two", 2)
             fleet.address = "tcp://trainer1:7000"
             fleet.on("trainer1", "coordinator", "--set", f"keys={fleet.keys}", "--set", "listen=tcp://10.0.0.3:7000", *BEATS)
@@ -371,7 +317,7 @@ sys.exit(len(said) > 100)  # an alert of TLS is shorter
             self.assertIn("the key of reader eve may not send the message Push", answer["error"]["message"])
 
     def test_two_hosts_push_at_once_to_a_coordinator_without_a_trainer(self):
-        with Fleet() as fleet:
+        with KeyFleet(WSYNC) as fleet:
             one, two = fleet.checkpoint("one", 1, size="64MiB"), fleet.checkpoint("two", 2, size="64MiB")
             fleet.address = "tcp://trainer1:7000"
             fleet.on("trainer1", "coordinator", "--set", f"keys={fleet.keys}", "--set", "listen=tcp://10.0.0.3:7000", *BEATS)
@@ -388,7 +334,7 @@ sys.exit(len(said) > 100)  # an alert of TLS is shorter
             self.verified(fleet, f"1.{codes.count(0)}")
 
     def test_the_commands_of_the_guide(self):
-        with Fleet() as fleet:
+        with KeyFleet(WSYNC) as fleet:
             etc, models = fleet.path("etc"), fleet.path("models")
             os.makedirs(etc, mode=0o700)
             os.makedirs(models)

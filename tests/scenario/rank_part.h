@@ -18,14 +18,15 @@ struct RankPart {
 };
 
 // This rank's part of a tensor: its share of one dimension, the dimension changing from tensor to
-// tensor; every third tensor is whole on every rank.
+// tensor; every third tensor is whole on every rank. `rows_only`: the first dimension of each.
 inline RankPart rank_part(const CheckpointDirectory& directory, std::size_t index,
-                          std::uint32_t rank, std::uint32_t world_size) {
+                          std::uint32_t rank, std::uint32_t world_size, bool rows_only = false) {
   const TensorInfo& info = directory.manifest().tensor(index);
   RankPart part{.info = info};
   std::vector<std::byte> whole(directory.manifest().byte_size(index));
   if (!directory.read(index, 0, whole)) std::abort();
-  const auto dim = static_cast<std::uint32_t>(info.shape.empty() ? 0 : index % info.shape.size());
+  const auto dim =
+      static_cast<std::uint32_t>(info.shape.empty() || rows_only ? 0 : index % info.shape.size());
   if (world_size == 1 || index % 3 == 2 || info.shape.empty() || info.shape[dim] < world_size) {
     part.bytes = std::move(whole);
     return part;

@@ -16,7 +16,7 @@ from sleeper_test import SleeperFleet
 
 WSYNC, SLEEPER = sys.argv[-2:]
 SWITCHED = 10
-ALL_BITS = 0b11111011
+ALL_BITS = 0b111111011
 NONE, ALL = struct.pack("<I", 0), struct.pack("<I", ALL_BITS)
 NAMES = {wire.HELLO: "the sidecar's Hello", wire.WELCOME: "the coordinator's Welcome"}
 

@@ -1,7 +1,8 @@
 // One rank of a trainer, over the C API: has its share of a checkpoint, publishes when told to on
 // standard input and says what came of it as JSON lines.
 //
-// Usage: trainer_rank RANK WORLD_SIZE CHECKPOINT [KEY=VALUE | fault:KIND:TENSOR]...
+// Usage: trainer_rank RANK WORLD_SIZE CHECKPOINT [rows] [KEY=VALUE | fault:KIND:TENSOR]...
+// rows: every tensor is cut along its first dimension.
 // Faults: shape (describes the tensor with another shape), gap, overlap (has less or more of it),
 // fail (its read callback fails), hang (its read callback says so and does not return), gate (its
 // read callback says so, and returns when there is a file CHECKPOINT.go, or fails when there is
@@ -44,8 +45,8 @@ struct Part : wsync::RankPart {
 };
 
 Part part_of(const wsync::CheckpointDirectory& directory, std::size_t index, std::uint32_t rank,
-             std::uint32_t world_size) {
-  Part part{wsync::rank_part(directory, index, rank, world_size)};
+             std::uint32_t world_size, bool rows_only) {
+  Part part{wsync::rank_part(directory, index, rank, world_size, rows_only)};
   if (part.range)
     part.ranges.push_back(
         {.dim = part.range->dim, .begin = part.range->begin, .length = part.range->length});
@@ -296,10 +297,11 @@ int main(int argc, char** argv) {
   const auto directory = wsync::CheckpointDirectory::open(argv[3]);
   if (!directory) return 2;
   std::vector<Part> parts;
+  const bool rows_only = argc > 4 && std::string_view(argv[4]) == "rows";
   for (std::size_t i = 0; i < directory->manifest().size(); ++i)
-    parts.push_back(part_of(*directory, i, rank, world_size));
+    parts.push_back(part_of(*directory, i, rank, world_size, rows_only));
   std::vector<const char*> settings;
-  for (int i = 4; i < argc; ++i) {
+  for (int i = rows_only ? 5 : 4; i < argc; ++i) {
     const std::string argument = argv[i];
     if (!argument.starts_with("fault:")) {
       settings.push_back(argv[i]);

@@ -157,10 +157,13 @@ TEST(Simulation, NothingIsViolatedAndTheFleetComesToItsTarget) {
       static_cast<unsigned long long>(total.bases_lost));
   std::printf(
       "copies: %llu held versions were passed on to sidecars that came later; of %llu the "
-      "coordinator knew nothing; %llu trainers were lost without their coordinators\n",
+      "coordinator knew nothing; %llu trainers were lost without their coordinators; %llu versions "
+      "had "
+      "parts\n",
       static_cast<unsigned long long>(total.relayed),
       static_cast<unsigned long long>(total.described),
-      static_cast<unsigned long long>(total.trainers_lost));
+      static_cast<unsigned long long>(total.trainers_lost),
+      static_cast<unsigned long long>(total.parted));
   // This many seeds reach every decision about loads and buffers.
   if (runs >= 500 && !HasFailure()) {
     EXPECT_GT(total.forgotten, 0U);
@@ -191,6 +194,7 @@ TEST(Simulation, NothingIsViolatedAndTheFleetComesToItsTarget) {
     EXPECT_GT(total.bases_lost, 0U);
     EXPECT_GT(total.relayed, total.described);
     EXPECT_GT(total.described, 0U);
+    EXPECT_GT(total.parted, 0U);
     EXPECT_GT(total.trainers_lost, 0U);
     EXPECT_GT(total.to_older, 0U);
     EXPECT_GT(total.streamed, 0U);

@@ -119,6 +119,7 @@ void WorldStatistics::add(const WorldStatistics& other) {
   adopted += other.adopted;
   trainers_lost += other.trainers_lost;
   relayed += other.relayed;
+  parted += other.parted;
   described += other.described;
   as_changes += other.as_changes;
   in_place += other.in_place;

@@ -65,6 +65,7 @@ struct WorldStatistics {
   std::uint64_t held = 0;             // snapshots that were kept until a round could begin
   std::uint64_t lost_rounds = 0;      // rounds of such publishes that have lost every sidecar
   std::uint64_t repeated = 0;         // of these, publishes that got another round
+  std::uint64_t parted = 0;           // versions of which ranks on other hosts serve parts
   std::uint64_t streamed = 0;         // rounds that began before their snapshot was complete
   std::uint64_t stream_failures = 0;  // of these, snapshots that failed
   std::uint64_t stream_cancels = 0;   // of these, rounds that ended before their snapshot
@@ -330,6 +331,7 @@ class World {
   std::vector<CoordinatorProcess> coordinators_;
   std::vector<SidecarProcess> sidecars_;
   std::map<Version, Digest> contents_;       // content of each version name
+  std::set<Version> parted_;                 // those of which ranks on other hosts serve parts
   std::map<Version, std::string> named_by_;  // address of the trainer that first used a name
   // Record of the host that the coordinators share, and record of another host, which is empty at
   // first.

@@ -107,8 +107,11 @@ std::string World::unmet_obligation() const {
       if (std::ranges::find(disc.withdrawn, version) == disc.withdrawn.end())
         return fmt::format("s{} does not know that {} was withdrawn", s, version.to_string());
   }
+  // A sidecar of an older release takes no version with parts.
+  const bool has_parts = parted_.contains(record.target);
   const bool is_usable = std::ranges::all_of(sidecars_, [&](const SidecarProcess& process) {
-    return !process.present || process.hub->can_use(record.target);
+    return !process.present ||
+           (process.hub->can_use(record.target) && !(has_parts && process.is_older));
   });
   const bool can_come = coordinators_[0].snapshots.contains(record.target) ||
                         std::ranges::any_of(sidecars_, [&](const SidecarProcess& process) {

@@ -245,6 +245,19 @@ void World::request_round(std::size_t c, const publish::RequestRound& command) {
   else if (!contents_.emplace(command.version, content).second)
     return violate(
         fmt::format("version {} is given to two byte strings", command.version.to_string()));
+  // Ranks on other hosts serve parts of some. Their loss is that of a source.
+  if (!is_again && !command.streams && faults_on_ && schedule_.chance(0.3)) {
+    parted_.insert(command.version);
+    ++statistics_.parted;
+  }
+  const bool has_parts = parted_.contains(command.version);
+  std::vector<coordinator::PartOwner> owners;
+  if (has_parts) {
+    owners.emplace_back();
+    owners.back().name = "a rank";
+    owners.back().transports = {{"tcp", "another host"}};
+    owners.back().boot_id = "host-0";
+  }
   process.snapshots[command.version] = {
       .content = content, .hold = std::move(*hold), .complete = !command.streams};
   coordinator_step(c, {.now = schedule_.now(),
@@ -258,7 +271,9 @@ void World::request_round(std::size_t c, const publish::RequestRound& command) {
                            .is_complete = !command.streams,
                            .was_streamed = command.streams,
                            .is_kept = process.keeps.contains(command.request),
-                           .deadline = command.deadline}});
+                           .deadline = command.deadline,
+                           .parts = has_parts ? Bytes(1) : Bytes(),
+                           .owners = std::move(owners)}});
 }
 
 void World::end_stream(std::size_t c, const Version& version, const std::optional<Error>& failure) {

@@ -36,6 +36,10 @@ std::optional<World::Fetched> World::fetch(std::size_t reader, const control::St
     const auto found = process.snapshots.find(stage.version);
     if (found == process.snapshots.end()) continue;
     const bool maps = stage.transport == "memfd" && is_on_trainers_host(reader);
+    if (parted_.contains(stage.version) && (stage.transport == "memfd" || stage.parts.size() != 1))
+      violate(fmt::format("s{} takes {} from the trainer by {} from {} ranks, but it has 2 parts",
+                          reader, stage.version.to_string(), stage.transport,
+                          stage.parts.size() + 1));
     if (stage.transport == "memfd" && !found->second.complete)
       violate(fmt::format("s{} maps {}, whose snapshot is being taken", reader,
                           stage.version.to_string()));
@@ -79,6 +83,13 @@ void World::stage(std::size_t s, const staging::StartStaging& command) {
 
 void World::end_staging(std::size_t s, const staging::StartStaging& command) {
   SidecarProcess& process = sidecars_[s];
+  // An older coordinator does not say it: a sidecar passes the version on as one part then.
+  const bool says_it = std::ranges::none_of(
+      coordinators_, [](const CoordinatorProcess& each) { return each.is_older; });
+  const bool is_told = !command.announce.parts.empty();
+  if (parted_.contains(command.announce.version) != is_told && (is_told || says_it))
+    violate(fmt::format("s{} stages {} and was not told how it is cut", s,
+                        command.announce.version.to_string()));
   std::optional<Fetched> fetched = fetch(s, command.stage);
   if (fetched && faults_on_ && schedule_.chance(0.01 * intensity_))
     fetched->content = Digest{.low = 3};  // corrupted
@@ -201,13 +212,16 @@ void World::relay_held(std::size_t s, const staging::RelayHeld& command) {
   process.relayed[command.version] = process.machine->fence();
   control::Envelope envelope = process.machine->envelope();
   envelope.request = command.request;
-  to_coordinator(s, envelope,
-                 control::RelayReady{.version = command.version,
-                                     .layout_digest = {.low = 5},
-                                     .layout = command.with_layout ? Bytes(1) : Bytes(),
-                                     .content_digest = copy->content,
-                                     .bucket_bytes = 1,
-                                     .arena_bytes = 1});
+  to_coordinator(
+      s, envelope,
+      control::RelayReady{.version = command.version,
+                          .layout_digest = {.low = 5},
+                          .layout = command.with_layout ? Bytes(1) : Bytes(),
+                          .content_digest = copy->content,
+                          .bucket_bytes = 1,
+                          .arena_bytes = 1,
+                          .failure = {},
+                          .parts = parted_.contains(command.version) ? Bytes(1) : Bytes()});
 }
 
 void World::expect_content(std::size_t s, const staging::ExpectContent& command) {

@@ -29,6 +29,15 @@ struct PeerLost {
   std::string peer;
   std::string reason;
 };
+// A rank of the trainer on another host, which serves a part of a version.
+struct PartOwner {
+  std::string name;  // for sentences: "rank 3 on host7"
+  std::vector<control::TransportAddress> transports;
+  // What the keys of those who receive from it are made of; std::nullopt: none of its kinds has
+  // keys.
+  std::optional<transport::PairSecret> secret;
+  std::string boot_id;  // of its host
+};
 // A snapshot under a version from next_version(), to be published to the fleet. After a RoundLost
 // it may be requested again under the same version, with the same content, until another snapshot
 // has been requested.
@@ -50,6 +59,10 @@ struct PublishRequested {
   // When the publish must have ended, whatever it waits for; std::nullopt: only the phases have
   // deadlines.
   std::optional<TimePoint> deadline = {};
+  // How its transfer is cut between parts (Announce::parts), and who serves parts 1, 2, ...; empty:
+  // it has one part, or its trainer is gone.
+  SharedBytes parts = {};
+  std::vector<PartOwner> owners = {};
 };
 // The end of the snapshot of a publish that was requested before it was complete. Does nothing if
 // that publish has ended.

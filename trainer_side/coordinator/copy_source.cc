@@ -141,7 +141,8 @@ PublishRequested described_by(const control::RelayReady& ready) {
           .content_digest = ready.content_digest,
           .layout = ready.layout,
           .bucket_bytes = ready.bucket_bytes,
-          .arena_bytes = ready.arena_bytes};
+          .arena_bytes = ready.arena_bytes,
+          .parts = ready.parts};
 }
 
 void note_failed_copy(CoordinatorContext& context, Member& member, bool source_lost) {

@@ -115,6 +115,7 @@ control::Announce Delivery::announce(const PublishRequested& publish, bool with_
   round_ = round;
   source_ = {};
   key_.clear();
+  parts_.clear();
   attempts_ = 0;
   loss_.clear();
   lost_.clear();
@@ -125,7 +126,8 @@ control::Announce Delivery::announce(const PublishRequested& publish, bool with_
           .layout = with_layout ? publish.layout : SharedBytes{},
           .content_digest = publish.content_digest,
           .bucket_bytes = publish.bucket_bytes,
-          .arena_bytes = publish.arena_bytes};
+          .arena_bytes = publish.arena_bytes,
+          .parts = publish.parts};
 }
 
 control::Announce Delivery::repeat(const PublishRequested& publish, std::uint64_t round,
@@ -138,9 +140,11 @@ control::Announce Delivery::repeat(const PublishRequested& publish, std::uint64_
 void Delivery::accept() { move(DeliveryState::kAccepted); }
 
 Result<control::Stage> Delivery::stage(const control::TransportAddress& source,
-                                       const Digest& content, TimePoint deadline, Bytes key) {
+                                       const Digest& content, TimePoint deadline, Bytes key,
+                                       std::vector<control::PartSource> parts) {
   source_ = source;
   key_ = std::move(key);
+  parts_ = std::move(parts);
   // Limit the attempts, so that a chain whose links fail again and again ends.
   if (++attempts_ > kStageAttempts)
     return wsync::fail(ErrorCode::kPeerLost,
@@ -157,7 +161,8 @@ control::Stage Delivery::stage_again(const Digest& content) const {
           .transport = source_.kind,
           .source = source_.address,
           .content_digest = content,
-          .key = key_};
+          .key = key_,
+          .parts = parts_};
 }
 
 void Delivery::lose_source(std::string why) {

@@ -65,10 +65,12 @@ class Delivery {
   void accept();
   // The sidecar begins to read, or continues from another source. `content`: zero while the
   // snapshot is being taken. Returns kPeerLost if its source was lost too often.
-  // `key`: of the sidecar at this source; empty for a kind without keys.
+  // `key`: of the sidecar at this source; empty for a kind without keys. `parts`: the sources of
+  // the other parts, if `source` has only the first one.
   [[nodiscard]] Result<control::Stage> stage(const control::TransportAddress& source,
                                              const Digest& content, TimePoint deadline,
-                                             Bytes key = {});
+                                             Bytes key = {},
+                                             std::vector<control::PartSource> parts = {});
   // The last Stage once more, with the content digest that is known now. Only while staging.
   [[nodiscard]] control::Stage stage_again(const Digest& content) const;
   // The sidecar has lost its source. The reason is named if stage() fails afterwards.
@@ -89,9 +91,10 @@ class Delivery {
   DeliveryState state_ = DeliveryState::kNone;
   Version version_;
   std::uint64_t round_ = 0;
-  control::TransportAddress source_;  // named in the last Stage
-  Bytes key_;                         // the same
-  std::uint32_t attempts_ = 0;        // Stages sent; a repeated Announce counts as one
+  control::TransportAddress source_;        // named in the last Stage
+  Bytes key_;                               // the same
+  std::vector<control::PartSource> parts_;  // the same
+  std::uint32_t attempts_ = 0;              // Stages sent; a repeated Announce counts as one
   TimePoint deadline_{};
   std::string loss_;  // why the last source was lost
   std::vector<control::TransportAddress> lost_;

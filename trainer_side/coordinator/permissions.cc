@@ -65,6 +65,13 @@ std::vector<KeyRole> roles_that_send(MessageType type) {
     case MessageType::kPushReply:
     case MessageType::kCancelReply:
       return {KeyRole::kPublisher, KeyRole::kOperator};
+    // Of a rank of a trainer, to rank 0 on another host.
+    case MessageType::kRankHello:
+    case MessageType::kRankServes:
+    case MessageType::kRankShards:
+    case MessageType::kSnapshotted:
+    case MessageType::kPartSummed:
+      return {KeyRole::kPublisher};
     // Of who operates the fleet.
     case MessageType::kRollback:
     case MessageType::kPromote:
@@ -96,9 +103,6 @@ std::vector<KeyRole> roles_that_send(MessageType type) {
     case MessageType::kResumed:
     case MessageType::kReadDigests:
     case MessageType::kDigests:
-    case MessageType::kRankHello:
-    case MessageType::kRankShards:
-    case MessageType::kSnapshotted:
     case MessageType::kPublishStatus:
     case MessageType::kPing:
     case MessageType::kPong:
@@ -117,6 +121,8 @@ std::vector<KeyRole> roles_that_send(MessageType type) {
     case MessageType::kTargetChanged:
     case MessageType::kRelayVersion:
     case MessageType::kPatchAhead:
+    case MessageType::kPartWanted:
+    case MessageType::kPartsKept:
       return {};
   }
   return {};

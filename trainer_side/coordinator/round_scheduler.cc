@@ -461,18 +461,20 @@ Result<std::optional<control::TransportAddress>> RoundScheduler::source_of(
   const Version& version = member.delivery.version();
   const bool is_with_trainer = held_.is_with_trainer(version);
   Result<control::TransportAddress> served =
-      is_with_trainer ? choose_transport(context.options, member)
-                      : fail(ErrorCode::kNotFound,
-                             fmt::format("no trainer has {} any more, and no sidecar that holds it "
-                                         "can pass it on to this one",
-                                         version.to_string()));
+      is_with_trainer
+          ? choose_transport(context.options, member, !held_.find(version)->parts.empty())
+          : fail(ErrorCode::kNotFound,
+                 fmt::format("no trainer has {} any more, and no sidecar that holds it "
+                             "can pass it on to this one",
+                             version.to_string()));
   if (is_in_round(member)) {
     if (!served) return fail(served.error());
     return round_->chain_source(context, member, std::move(*served));
   }
-  // On its own host a trainer costs the network nothing. It is also asked when sidecars have
-  // failed.
-  const bool is_best = served && (is_same_host(member.boot_id, context.options.boot_id) ||
+  // On its own host a trainer costs the network nothing, if it has all of the version there. It is
+  // also asked when sidecars have failed.
+  const bool is_near = is_same_host(member.boot_id, context.options.boot_id);
+  const bool is_best = served && ((is_near && held_.find(version)->owners.empty()) ||
                                   !held_.find(version)->is_complete ||
                                   member.delivery.lost_sources() >= kCopySources);
   const auto copy =
@@ -499,9 +501,12 @@ void RoundScheduler::stage(CoordinatorContext& context, DecisionLog& log, Member
 void RoundScheduler::fail_delivery(CoordinatorContext& context, DecisionLog& log, Member& member,
                                    const std::string& why) {
   // A kind that was tried again, and hangs.
+  const PublishRequested* snapshot = held_.find(member.delivery.version());
   if (const std::string kind = member.delivery.transport();
       member.delivery.reads_from(context.options.transports) &&
-      member.failed_transports.contains(kind) && has_alternative(context.options, member, kind))
+      member.failed_transports.contains(kind) &&
+      has_alternative(context.options, member, kind,
+                      snapshot != nullptr && !snapshot->parts.empty()))
     (void)note_failed_transport(member, kind, why, context.now);
   member.delivery.fail(why, context.now + kCatchUpRetry);
   member.finishes.reset();

@@ -1,5 +1,6 @@
 #include "trainer_side/coordinator/sidecar_delivery.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "shared/base/format.h"
@@ -42,10 +43,11 @@ Result<StagedAnswer> handle_staging_failure(CoordinatorContext& context, Member&
   const std::string kind = member.delivery.transport();
   // What goes wrong at another sidecar of the chain is not a failure of the kind.
   const bool from_trainer = member.delivery.reads_from(context.options.transports);
+  const bool has_parts = snapshot != nullptr && !snapshot->parts.empty();
   const bool may_repeat = staged.source_lost || snapshot != nullptr;
-  if (from_trainer && may_repeat && has_alternative(context.options, member, kind)) {
+  if (from_trainer && may_repeat && has_alternative(context.options, member, kind, has_parts)) {
     const auto pause = note_failed_transport(member, kind, staged.failure, context.now);
-    if (const auto next = choose_transport(context.options, member); next)
+    if (const auto next = choose_transport(context.options, member, has_parts); next)
       context.emit(
           Incident{.text = fmt::format(
                        "sidecar '{}' now receives by {}, because {} failed: {}; {} is "
@@ -77,8 +79,19 @@ Result<> stage(CoordinatorContext& context, Member& member, const control::Trans
                const PublishRequested* snapshot) {
   member.report.transport = source.kind;
   const Digest content = snapshot == nullptr ? Digest{} : snapshot->content_digest;
-  const auto message = member.delivery.stage(source, content, context.now + context.options.stage,
-                                             pair_key_of(context, member, source));
+  const bool has_parts = snapshot != nullptr && !snapshot->parts.empty();
+  if (has_parts && !contains(member.capabilities, control::Capability::kParts))
+    return fail(ErrorCode::kRefused,
+                "it runs a release that takes no version of a trainer whose ranks are on several "
+                "hosts: upgrade it");
+  std::vector<control::PartSource> parts;
+  const auto& served = context.options.transports;
+  if (has_parts && !snapshot->owners.empty() && !planted("parts_have_no_source") &&
+      std::ranges::find(served, source) != served.end())
+    parts = WSYNC_TRY(choose_part_sources(context, member, snapshot->owners));
+  const auto message =
+      member.delivery.stage(source, content, context.now + context.options.stage,
+                            pair_key_of(context, member, source), std::move(parts));
   if (!message)
     return fail(message.error().code(), message.error().message() + earlier_failures(member));
   context.send(member, *message, member.delivery.round());

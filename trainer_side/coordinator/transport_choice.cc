@@ -16,12 +16,18 @@ namespace {
 constexpr std::chrono::milliseconds kTryAgain{10'000};
 constexpr std::chrono::milliseconds kTryAgainMax{3'600'000};
 
+bool copies(const control::TransportAddress& served) {
+  const transport::TransportTraits* traits = transport::find_transport_kind(served.kind);
+  return traits != nullptr && !traits->maps_source;
+}
+
 // The kinds that can reach the sidecar, preferred first.
 std::vector<const control::TransportAddress*> usable(const CoordinatorOptions& options,
-                                                     const Member& member) {
+                                                     const Member& member, bool copies_only) {
   std::vector<const control::TransportAddress*> found;
   for (const control::TransportAddress& served : options.transports) {
     if (control::find_transport(member.transports, served.kind) == nullptr) continue;
+    if (copies_only && !copies(served)) continue;
     if (may_fetch(options, member, options.boot_id, served)) found.push_back(&served);
   }
   return found;
@@ -123,9 +129,47 @@ Bytes pair_key_of(const CoordinatorContext& context, const Member& member,
   return {key.secret.begin(), key.secret.end()};
 }
 
+Result<std::vector<control::PartSource>> choose_part_sources(const CoordinatorContext& context,
+                                                             const Member& member,
+                                                             const std::vector<PartOwner>& owners) {
+  std::vector<control::PartSource> sources;
+  for (const PartOwner& owner : owners) {
+    const control::TransportAddress* chosen = nullptr;
+    for (const control::TransportAddress& served : owner.transports) {
+      if (!copies(served) || control::find_transport(member.transports, served.kind) == nullptr ||
+          !may_fetch(context.options, member, owner.boot_id, served))
+        continue;
+      if (chosen == nullptr ||
+          (is_avoided(member, chosen->kind) && !is_avoided(member, served.kind)))
+        chosen = &served;
+    }
+    if (chosen == nullptr)
+      return fail(
+          ErrorCode::kNotFound,
+          fmt::format("no transport leads from it to {}, which serves a part of the version "
+                      "by {}: set `transport: auto`, the same `data_security` and a "
+                      "`data_address` that other hosts reach in the configuration of both",
+                      owner.name, kinds_of(owner.transports)));
+    sources.push_back({.transport = chosen->kind, .source = chosen->address, .key = {}});
+    const transport::TransportTraits* traits = transport::find_transport_kind(chosen->kind);
+    if (!traits->has_keys || !owner.secret) continue;
+    const transport::PairKey key = transport::derive_pair_key(
+        *owner.secret, {.fence = {.epoch = context.fence.epoch, .run_id = context.fence.run_id},
+                        .receiver = member.name});
+    sources.back().key.assign(key.secret.begin(), key.secret.end());
+  }
+  return sources;
+}
+
 Result<control::TransportAddress> choose_transport(const CoordinatorOptions& options,
-                                                   const Member& member) {
-  const auto candidates = usable(options, member);
+                                                   const Member& member, bool copies_only) {
+  const auto candidates = usable(options, member, copies_only);
+  if (candidates.empty() && copies_only && !usable(options, member, false).empty())
+    return fail(
+        ErrorCode::kNotFound,
+        "the version has parts on several hosts, so it comes as a copy, but the sidecar and "
+        "rank 0 have only a transport in common that maps memory: set `transport: auto` in "
+        "both configurations");
   if (candidates.empty()) return fail(ErrorCode::kNotFound, why_none(options, member));
   for (const control::TransportAddress* candidate : candidates)
     if (!is_avoided(member, candidate->kind)) return *candidate;
@@ -164,8 +208,8 @@ bool note_good_transport(Member& member, const std::string& kind) {
 }
 
 bool has_alternative(const CoordinatorOptions& options, const Member& member,
-                     const std::string& kind) {
-  for (const control::TransportAddress* candidate : usable(options, member))
+                     const std::string& kind, bool copies_only) {
+  for (const control::TransportAddress* candidate : usable(options, member, copies_only))
     if (candidate->kind != kind && !is_avoided(member, candidate->kind)) return true;
   return false;
 }

@@ -16,9 +16,15 @@ namespace wsync::coordinator {
 // that reach its host, and that are not avoided after a failure. One that is avoided is returned if
 // there is no other. An equal boot id does not guarantee that a kind within one host succeeds: it
 // also needs a path that both processes see, the same user, and a way to pass descriptors.
-// kNotFound, with what both sides have, if no kind reaches the sidecar.
+// `copies_only`: one that copies, because nobody has the whole version in an arena. kNotFound, with
+// what both sides have, if no kind reaches the sidecar.
 [[nodiscard]] Result<control::TransportAddress> choose_transport(const CoordinatorOptions& options,
-                                                                 const Member& member);
+                                                                 const Member& member,
+                                                                 bool copies_only = false);
+// From where the sidecar fetches the parts of a version that ranks on other hosts serve, in their
+// order. kNotFound, with the rank, if no kind reaches one.
+[[nodiscard]] Result<std::vector<control::PartSource>> choose_part_sources(
+    const CoordinatorContext& context, const Member& member, const std::vector<PartOwner>& owners);
 // Whether a sidecar may fetch from the trainer or from another sidecar: `source` serves there, and
 // `boot_id` is of its host. Weights leave a host only where CoordinatorOptions permits it.
 [[nodiscard]] bool may_fetch(const CoordinatorOptions& options, const Member& member,
@@ -28,7 +34,7 @@ namespace wsync::coordinator {
                                 const control::TransportAddress& source);
 // Whether another kind may be tried if this one fails.
 [[nodiscard]] bool has_alternative(const CoordinatorOptions& options, const Member& member,
-                                   const std::string& kind);
+                                   const std::string& kind, bool copies_only = false);
 // A version by this kind could not be staged. The kind is avoided for 10 s at first, then for twice
 // as long each time, up to 1 h. Returns that time.
 std::chrono::milliseconds note_failed_transport(Member& member, const std::string& kind,

@@ -1,11 +1,11 @@
-// FollowerRank: ranks 1 and above. Each copies its shards into its own arenas, sends them to rank
-// 0, and receives the status of the version from rank 0.
+// FollowerRank: ranks 1 and above. Each copies its shards into its own arenas and reports them to
+// rank 0, from which it receives the status of the version. A rank on the host of rank 0 hands its
+// arenas over; one on another host serves them to sidecars (PartServer).
 #include <algorithm>
 #include <chrono>
 #include <list>
 #include <optional>
 #include <stop_token>
-#include <sys/stat.h>
 #include <unistd.h>
 #include <utility>
 
@@ -13,9 +13,11 @@
 #include "shared/base/limits.h"
 #include "shared/base/liveness.h"
 #include "shared/base/log.h"
-#include "shared/control/unix_stream.h"
+#include "shared/control/codec.h"
 #include "shared/loop/timer.h"
 #include "shared/loop/worker.h"
+#include "trainer_side/plugin/leader_link.h"
+#include "trainer_side/plugin/part_server.h"
 #include "trainer_side/plugin/rank_gather.h"
 #include "trainer_side/plugin/rank_role.h"
 #include "trainer_side/publish/publisher.h"
@@ -39,15 +41,6 @@ Result<publish::MemorySource> shard_source(const std::vector<publish::RankTensor
   return publish::MemorySource::create(std::move(shards));
 }
 
-// The identity of the file at a path; std::nullopt if there is no file. It distinguishes a socket
-// from its replacement at the same path.
-using FileIdentity = std::pair<dev_t, ino_t>;
-std::optional<FileIdentity> file_at(const std::string& path) {
-  struct stat status{};
-  if (::lstat(path.c_str(), &status) != 0) return std::nullopt;
-  return FileIdentity(status.st_dev, status.st_ino);
-}
-
 // The class has more than 25 methods: each command of a rank and each message of the leader has its
 // own method.
 class FollowerRank final : public RankRole {
@@ -56,22 +49,18 @@ class FollowerRank final : public RankRole {
       : loop_(loop),
         settings_(settings),
         board_(board),
-        path_(rank_socket(settings.config)),
         snapshotter_(std::make_shared<publish::Snapshotter>(publish::SnapshotterOptions{
             .name = fmt::format("wsync-rank{}", settings.rank),
-            .arenas = kArenas,
+            // Rank 0 needs what it serves of as many versions as rank 0 has arenas. It makes room
+            // for the next one when all ranks have their snapshots of that.
+            .arenas = settings.config.leader.empty() ? kArenas : settings.config.arenas + 1,
             .threads = publish::Publisher::threads(settings.config.snapshot_threads),
             .huge_pages = settings.config.memory.huge_pages,
             .numa_node = settings.config.memory.numa_node,
             .near_gpus = settings.config.memory.near_gpus})),
-        reconnect_(loop, [this] { connect(); }),
         deadline_(loop, [this] { check_deadlines(); }),
-        look_(loop, [this] { leave_replaced_leader(); }),
         worker_(std::make_unique<Worker>(
-            loop, WorkerOptions{.name = "snapshot", .max_queued = limits::kPublishesRemembered})) {
-    look_.start_repeating(std::chrono::milliseconds(limits::kRankReconnectMaxMs));
-    connect();
-  }
+            loop, WorkerOptions{.name = "snapshot", .max_queued = limits::kPublishesRemembered})) {}
   ~FollowerRank() override {
     stop_.request_stop();
     worker_->stop();
@@ -79,6 +68,7 @@ class FollowerRank final : public RankRole {
   FollowerRank(const FollowerRank&) = delete;
   FollowerRank& operator=(const FollowerRank&) = delete;
 
+  [[nodiscard]] Result<> start();
   void publish(PublishOrder order) override;
   [[nodiscard]] DraftMemory draft_memory() const override {
     return {.snapshotter = snapshotter_, .bucket_bytes = config::kBucketBytesDefault};
@@ -117,12 +107,14 @@ class FollowerRank final : public RankRole {
   void handle_snapshot(std::uint64_t id, Taken taken);
   [[nodiscard]] bool join_unended(const PublishOrder& order);
   [[nodiscard]] bool take_over_kept(Pending& pending);
-  void connect();
-  void leave_replaced_leader();
-  void handle_frame(const control::Frame& frame);
+  void introduce();
+  void handle_message(const control::Message& message);
+  void handle_part(const control::PartWanted& wanted);
+  void send_part(control::PartSummed summed);
   void handle_status(const control::PublishStatus& status);
   void apply_status(PendingList::iterator pending, const control::PublishStatus& status);
-  void handle_close(const Error& error);
+  void handle_lost(const Error& error);
+  [[nodiscard]] bool may_report_again(const Pending& pending) const;
   void stop(const Error& why);
   void send_reports();
   [[nodiscard]] Result<> send_report(Pending& pending);
@@ -137,26 +129,23 @@ class FollowerRank final : public RankRole {
   Loop& loop_;
   const RankSettings settings_;
   PublishBoard& board_;
-  const std::string path_;
   std::shared_ptr<publish::Snapshotter> snapshotter_;
-  std::unique_ptr<control::UnixStream> stream_;
-  std::optional<FileIdentity> leader_;  // the socket that stream_ is connected to
-  std::optional<Error> refusal_;        // reason that rank 0 gave for closing this connection
-  std::optional<Error> stopped_;        // set if another process is now this rank
-  std::string problem_;                 // of the last connection, for error sentences
-  RankTensors described_;               // the description that was sent on this connection
-  std::chrono::milliseconds pause_{limits::kReconnectMinMs};
-  PendingList pending_;  // in the order of their publishes
-  Timer reconnect_;
+  std::unique_ptr<LeaderLink> link_;
+  std::unique_ptr<PartServer> parts_;  // null: rank 0 is on this host
+  bool is_admitted_ = false;           // rank 0 takes reports on this connection
+  std::optional<Error> refusal_;       // reason that rank 0 gave for ending this connection
+  std::optional<Error> stopped_;       // set if another process is now this rank
+  std::string problem_;                // of the last connection, for error sentences
+  RankTensors described_;              // the description that was sent on this connection
+  PendingList pending_;                // in the order of their publishes
   Timer deadline_;
-  Timer look_;
   std::stop_source stop_;
   std::unique_ptr<Worker> worker_;
 };
 
 void FollowerRank::publish(PublishOrder order) {
   if (stopped_) return fail_order(order, stopped_->code(), stopped_->message());
-  leave_replaced_leader();
+  link_->leave_replaced();
   if (join_unended(order)) return;
   Pending& added = pending_.emplace_back();
   added.order = order;
@@ -252,54 +241,75 @@ bool FollowerRank::take_over_kept(Pending& pending) {
 
 // ---- connection to rank 0 ----
 
-void FollowerRank::connect() {
-  control::StreamCallbacks callbacks;
-  callbacks.on_frame = [this](const control::Frame& frame) { handle_frame(frame); };
-  callbacks.on_close = [this](const Error& error) { handle_close(error); };
-  leader_ = file_at(path_);
-  auto stream = control::UnixStream::connect(loop_, path_, std::move(callbacks));
-  if (stream && file_at(path_) != leader_)
-    stream = fail(ErrorCode::kPeerLost, "rank 0 is being replaced");
-  if (!stream) {
-    problem_ = stream.error().message();
-    reconnect_.start(pause_);
-    pause_ = std::min(2 * pause_, std::chrono::milliseconds(limits::kRankReconnectMaxMs));
-    return;
+Result<> FollowerRank::start() {
+  LeaderLinkCallbacks callbacks;
+  callbacks.on_connected = [this] { introduce(); };
+  callbacks.on_message = [this](const control::Message& message) { handle_message(message); };
+  callbacks.on_lost = [this](const Error& error) { handle_lost(error); };
+  callbacks.on_no_reply = [this](const std::string& why) { problem_ = why; };
+  const config::TrainerConfig& config = settings_.config;
+  if (config.leader.empty()) {
+    link_ = make_local_leader_link(loop_, rank_socket(config), std::move(callbacks));
+  } else {
+    parts_ = WSYNC_TRY(PartServer::create(loop_, config, settings_.rank,
+                                          publish::Publisher::threads(config.snapshot_threads)));
+    link_ = make_remote_leader_link(loop_, config, std::move(callbacks));
   }
-  stream_ = std::move(*stream);
+  return link_->start();
+}
+
+void FollowerRank::introduce() {
   described_.reset();
   refusal_.reset();
   const control::RankHello hello{.rank = settings_.rank,
                                  .world_size = settings_.world_size,
                                  .pid = static_cast<std::uint32_t>(::getpid()),
                                  .incarnation = settings_.incarnation};
-  if (const auto sent = stream_->send({}, hello); !sent) return;  // on_close is called next
-  send_reports();
-}
-
-void FollowerRank::handle_frame(const control::Frame& frame) {
-  pause_ = std::chrono::milliseconds(limits::kReconnectMinMs);
-  if (const auto* status = std::get_if<control::PublishStatus>(&frame.message))
-    handle_status(*status);
-  else if (const auto* error = std::get_if<control::ErrorReply>(&frame.message))
-    refusal_.emplace(error->code, error->message);
+  if (const auto sent = link_->send(hello); !sent) return;  // on_lost is called next
+  // Between hosts rank 0 answers with PartsKept, or refuses this rank.
+  is_admitted_ = !parts_;
+  if (parts_)
+    (void)link_->send(parts_->serves());
   else
+    send_reports();
+}
+
+void FollowerRank::handle_message(const control::Message& message) {
+  if (const auto* status = std::get_if<control::PublishStatus>(&message)) {
+    handle_status(*status);
+  } else if (const auto* wanted = std::get_if<control::PartWanted>(&message); wanted && parts_) {
+    handle_part(*wanted);
+  } else if (const auto* kept = std::get_if<control::PartsKept>(&message); kept && parts_) {
+    parts_->keep(*kept);
+    is_admitted_ = true;
+    send_reports();
+  } else if (const auto* error = std::get_if<control::ErrorReply>(&message)) {
+    refusal_.emplace(error->code, error->message);
+    link_->restart(*refusal_);
+  } else {
     log_warning("rank {}: the message {} of rank 0 was dropped", settings_.rank,
-                control::message_name(control::type_of(frame.message)));
+                control::message_name(control::type_of(message)));
+  }
 }
 
-// A rank 0 that hangs keeps its connections, so they do not show that it was replaced. The new rank
-// 0 has a new socket at the same path.
-void FollowerRank::leave_replaced_leader() {
-  if (!stream_) return;
-  const auto there = file_at(path_);
-  if (!there || there == leader_) return;
-  handle_close(Error(ErrorCode::kPeerLost,
-                     fmt::format("another process is rank 0 now: it has taken over {}", path_)));
+void FollowerRank::handle_part(const control::PartWanted& wanted) {
+  const auto found = std::ranges::find_if(pending_, [&](const Pending& pending) {
+    return pending.order.step == wanted.step && pending.is_sent && pending.snapshot;
+  });
+  if (found == pending_.end())
+    return send_part(PartServer::refusal(
+        wanted, fmt::format("it has no snapshot of step {} any more", wanted.step)));
+  parts_->want(wanted, found->snapshot, *found->order.tensors,
+               [this](control::PartSummed summed) { send_part(std::move(summed)); });
 }
 
-void FollowerRank::handle_close(const Error& error) {
-  stream_.reset();
+// If it cannot be sent, the connection ends, and rank 0 notices that.
+void FollowerRank::send_part(control::PartSummed summed) {
+  if (const auto sent = link_->send(std::move(summed)); !sent)
+    log_warning("rank {}: {}", settings_.rank, sent.error().message());
+}
+
+void FollowerRank::handle_lost(const Error& error) {
   if (refusal_ && refusal_->code() == ErrorCode::kFenced) return stop(*refusal_);
   problem_ = refusal_ ? refusal_->message() : error.message();
   log_info("rank {}: rank 0 disconnected: {}", settings_.rank, problem_);
@@ -307,6 +317,8 @@ void FollowerRank::handle_close(const Error& error) {
     const auto next = std::next(it);
     if (it->is_kept)
       pending_.erase(it);
+    else if (it->is_sent && may_report_again(*it))
+      it->is_sent = false;
     else if (it->is_sent)
       fail_or_try_again(
           it, refusal_ ? ErrorCode::kRefused : ErrorCode::kPeerLost,
@@ -315,14 +327,20 @@ void FollowerRank::handle_close(const Error& error) {
     it = next;
   }
   arm_deadline();
-  reconnect_.start(pause_);
-  pause_ = std::min(2 * pause_, std::chrono::milliseconds(limits::kRankReconnectMaxMs));
+}
+
+// Rank 0 drops the report of a rank on another host with its connection. The snapshot is still
+// here, so the next connection may bring it again, until its deadline.
+bool FollowerRank::may_report_again(const Pending& pending) const {
+  const bool is_refused =
+      refusal_ && refusal_->code() != ErrorCode::kPeerLost && refusal_->code() != ErrorCode::kBusy;
+  return parts_ && !is_refused && !pending.is_heard && pending.snapshot != nullptr;
 }
 
 void FollowerRank::stop(const Error& why) {
   log_error("rank {} stops: {}", settings_.rank, why.message());
   stopped_ = why;
-  look_.stop();
+  link_->stop();
   settings_.on_stopped(why);
   for (auto it = pending_.begin(); it != pending_.end();) {
     const auto next = std::next(it);
@@ -340,7 +358,7 @@ void FollowerRank::send_reports() {
     const auto next = std::next(it);
     if (!it->is_snapshotted) return;
     if (!it->is_sent) {
-      if (!stream_) return;
+      if (!link_->is_connected() || !is_admitted_) return;
       if (const auto sent = send_report(*it); !sent) {
         if (sent.error().code() == ErrorCode::kPeerLost) return;  // on_close is called next
         end(it, sent.error().code(), sent.error().message());
@@ -357,15 +375,15 @@ Result<> FollowerRank::send_report(Pending& pending) {
     control::RankShards shards;
     for (const publish::RankTensor& tensor : *pending.order.tensors)
       shards.tensors.push_back(to_message(tensor));
-    WSYNC_TRY(stream_->send({}, shards));
+    WSYNC_TRY(link_->send(std::move(shards)));
     described_ = pending.order.tensors;
   }
   std::vector<UniqueFd> fds;
-  if (pending.snapshot) {
+  if (pending.snapshot && !parts_) {
     auto arena = WSYNC_TRY(pending.snapshot->share());
     fds.push_back(std::move(arena));
   }
-  WSYNC_TRY(stream_->send({}, pending.report, std::move(fds)));
+  WSYNC_TRY(link_->send(pending.report, std::move(fds)));
   pending.is_sent = true;
   pending.deadline = now() + settings_.config.deadlines.gather + settings_.config.deadlines.publish;
   return {};
@@ -451,7 +469,7 @@ void FollowerRank::check_deadlines() {
               ? fmt::format("rank 0 did not report the outcome of step {} before the deadline",
                             it->order.step)
               : fmt::format("step {} could not be reported to rank 0 at {}: {}", it->order.step,
-                            path_, problem_));
+                            link_->where(), problem_));
     it = next;
   }
   arm_deadline();
@@ -469,7 +487,9 @@ void FollowerRank::arm_deadline() {
 
 Result<std::unique_ptr<RankRole>> make_follower_rank(Loop& loop, const RankSettings& settings,
                                                      PublishBoard& board) {
-  return std::make_unique<FollowerRank>(loop, settings, board);
+  auto role = std::make_unique<FollowerRank>(loop, settings, board);
+  WSYNC_TRY(role->start());
+  return role;
 }
 
 }  // namespace wsync::plugin

@@ -28,7 +28,7 @@ class LeaderRank final : public RankRole {
       : config_(settings.config),
         keeps_snapshots_(settings.keeps_snapshots),
         board_(board),
-        gather_(settings.world_size) {
+        gather_(settings.world_size, settings.config.bucket_bytes) {
     // With other ranks, the version is assembled in another arena than the one that is written.
     if (settings.world_size > 1)
       drafts_ = std::make_shared<publish::Snapshotter>(publish::SnapshotterOptions{
@@ -42,6 +42,7 @@ class LeaderRank final : public RankRole {
   ~LeaderRank() override {
     // Must come first: the agent waits for the running snapshot, which may wait for reports.
     gather_.cancel();
+    *alive_ = false;
     agent_.reset();
   }
 
@@ -50,6 +51,15 @@ class LeaderRank final : public RankRole {
     while (!agent_) {
       publish::TrainerAgentCallbacks callbacks;
       callbacks.on_stopped = settings.on_stopped;
+      if (settings.world_size > 1) {
+        callbacks.on_rank_message = [this](const std::string& peer, control::Message message) {
+          if (hub_) hub_->handle_remote(peer, std::move(message));
+        };
+        callbacks.on_peer_lost = [this](const std::string& peer, const Error& why) {
+          if (hub_) hub_->lose_remote(peer, why);
+        };
+        callbacks.on_parts = [this](const publish::Snapshot& snapshot) { serve_parts(snapshot); };
+      }
       auto agent = publish::TrainerAgent::create(loop, config_, std::move(callbacks));
       if (agent)
         agent_ = std::move(*agent);
@@ -63,9 +73,41 @@ class LeaderRank final : public RankRole {
     else
       log_info("publishes to the coordinator at {}", agent_->address());
     if (gather_.world_size() == 1) return {};
-    hub_ = WSYNC_TRY(RankHub::listen(loop, rank_socket(config_), gather_,
-                                     config_.take_over ? Claim::kTakeOver : Claim::kIfFree));
+    hub_ = WSYNC_TRY(RankHub::listen(
+        loop, rank_socket(config_), gather_, config_.take_over ? Claim::kTakeOver : Claim::kIfFree,
+        {.send =
+             [this](const std::string& peer, control::Message message) {
+               if (agent_) agent_->send_to_rank(peer, std::move(message));
+             },
+         .report =
+             [this](const std::string& text) {
+               if (agent_) agent_->report_incident(text);
+             }}));
+    const auto post = [this, &loop, alive = alive_](auto work) {
+      loop.post([this, alive, work] {
+        if (*alive) work(hub_->parts());
+      });
+    };
+    gather_.observe(
+        {.on_parts_wanted =
+             [post](std::uint64_t question, const RankGather::Orders& orders) {
+               post([question, orders](KeptParts& parts) { parts.ask(question, orders); });
+             },
+         .on_parts_released =
+             [post](std::uint64_t question) {
+               post([question](KeptParts& parts) { parts.release(question); });
+             }});
     return {};
+  }
+
+  // The ranks on other hosts serve their parts of this version from now on.
+  void serve_parts(const publish::Snapshot& snapshot) {
+    const ArenaIdentity& identity = snapshot.identity();
+    hub_->parts().serve(
+        {.step = snapshot.parted()->step(),
+         .version = snapshot.version(),
+         .fence = {.epoch = identity.fence_epoch, .run_id = identity.fence_run_id, .fleet = {}},
+         .layout = identity.layout});
   }
 
   void publish(PublishOrder order) override {
@@ -174,6 +216,7 @@ class LeaderRank final : public RankRole {
   std::shared_ptr<publish::Snapshotter> drafts_;  // null: those of the agent
   std::unique_ptr<RankHub> hub_;
   std::unique_ptr<publish::TrainerAgent> agent_;
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // for what other threads post
 };
 
 }  // namespace
@@ -184,6 +227,11 @@ std::string rank_socket(const config::TrainerConfig& config) {
 
 Result<std::unique_ptr<RankRole>> make_leader_rank(Loop& loop, const RankSettings& settings,
                                                    PublishBoard& board) {
+  if (!settings.config.leader.empty())
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("leader: expected 'auto' for rank 0, found '{}': rank 0 listens at "
+                            "`listen`, and the ranks of other hosts name that address",
+                            settings.config.leader));
   auto role = std::make_unique<LeaderRank>(settings, board);
   WSYNC_TRY(role->start(loop, settings));
   return role;

@@ -1,6 +1,7 @@
 #include "trainer_side/plugin/rank_gather.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "shared/base/format.h"
@@ -16,12 +17,24 @@ namespace {
 
 using publish::RankTensor;
 
+// How long a rank on another host may be away before the step that waits for its report fails.
+constexpr std::chrono::seconds kRejoinWait{5};
+
 // All shards as one model. Holds the views of the arenas, and with them their read leases, as long
 // as the snapshot reads the shards.
 class GatheredWeights final : public publish::WeightSource {
  public:
   GatheredWeights(std::vector<ArenaView> views, publish::GatheredSource source)
       : views_(std::move(views)), source_(std::move(source)) {}
+  // Of which ranks on other hosts serve parts.
+  GatheredWeights(std::vector<ArenaView> views, publish::GatheredSource source,
+                  PartArrangement arrangement, std::shared_ptr<const publish::PartedVersion> parted)
+      : views_(std::move(views)),
+        source_(std::move(source)),
+        arrangement_(std::move(arrangement)),
+        parted_(std::move(parted)) {
+    arrangement_->apply(source_);
+  }
   [[nodiscard]] const std::shared_ptr<const Manifest>& manifest() const override {
     return source_.manifest();
   }
@@ -39,10 +52,15 @@ class GatheredWeights final : public publish::WeightSource {
     return source_.start(arena, plan);
   }
   void finish() override { source_.finish(); }
+  [[nodiscard]] std::shared_ptr<const publish::PartedVersion> parted() const override {
+    return parted_;
+  }
 
  private:
   std::vector<ArenaView> views_;
   publish::GatheredSource source_;
+  std::optional<PartArrangement> arrangement_;  // has the bytes that are carried
+  std::shared_ptr<const publish::PartedVersion> parted_;
 };
 
 bool same_layout(const std::vector<RankTensor>& one, const std::vector<RankTensor>& other) {
@@ -147,8 +165,39 @@ Result<> RankGather::join(const control::RankHello& hello) {
   rank.pid = hello.pid;
   rank.incarnation = hello.incarnation;
   ++rank.connection;
+  if (missed_ && missed_->rank == hello.rank) missed_.reset();
   rank.tensors.reset();
+  rank.owner.reset();
   rank.last_step = 0;
+  return {};
+}
+
+Result<> RankGather::serve(const RankProcess& process, const control::RankServes& serves) {
+  const auto secret = transport::pair_secret_of(serves.secret);
+  if (!serves.secret.empty() && !secret)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("rank {} names a secret of {} bytes, expected {}", process.rank,
+                            serves.secret.size(), transport::PairSecret().size()));
+  if (serves.transports.empty())
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("rank {} on {} names no address at which it serves its part",
+                            process.rank, serves.host));
+  const std::lock_guard lock(mutex_);
+  WSYNC_TRY(check_process(process));
+  ranks_[process.rank].owner =
+      coordinator::PartOwner{.name = fmt::format("rank {} on {}", process.rank, serves.host),
+                             .transports = serves.transports,
+                             .secret = secret,
+                             .boot_id = serves.boot_id};
+  return {};
+}
+
+Result<> RankGather::part_summed(const RankProcess& process, control::PartSummed summed) {
+  const std::lock_guard lock(mutex_);
+  WSYNC_TRY(check_process(process));
+  if (summing_ != summed.question || collecting_step_ != summed.step) return {};
+  summed_[process.rank] = std::move(summed);
+  changed_.notify_all();
   return {};
 }
 
@@ -195,7 +244,7 @@ Result<> RankGather::report(const RankProcess& process, const control::Snapshott
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("rank {} reports step {} before it has described its tensors", rank,
                             snapshotted.step));
-  if (snapshotted.failure.empty() && !arena.valid())
+  if (snapshotted.failure.empty() && !arena.valid() && !from.owner)
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("rank {} reports step {} without its arena", rank, snapshotted.step));
   Report report{.snapshotted = snapshotted,
@@ -254,10 +303,16 @@ void RankGather::lose(std::uint32_t rank, std::string_view how) {
   Rank& from = ranks_[rank];
   from.joined = false;
   is_any_lost_ = true;
-  if (collecting_ && !has_reported(from, *collecting_) && !lost_)
-    lost_.emplace(ErrorCode::kPeerLost,
-                  fmt::format("rank {} (process {}) {} before it had snapshotted step {}", rank,
-                              from.pid, how, *collecting_));
+  if (from.owner && !planted("report_of_a_lost_host_counts")) from.reports.clear();
+  if (collecting_ && !has_reported(from, *collecting_) && !lost_ && !missed_) {
+    Error why(ErrorCode::kPeerLost,
+              fmt::format("rank {} (process {}) {} before it had snapshotted step {}", rank,
+                          from.pid, how, *collecting_));
+    if (from.owner)
+      missed_.emplace(rank, now() + kRejoinWait, std::move(why));
+    else
+      lost_ = std::move(why);
+  }
   changed_.notify_all();
 }
 
@@ -288,6 +343,7 @@ Result<bool> RankGather::complete(std::uint64_t step) {
   }
   if (is_complete) return true;
   if (lost_) return fail(*lost_);
+  if (missed_ && now() >= missed_->until) return fail(missed_->why);
   if (no_more_ == step)
     return fail(ErrorCode::kPeerLost, fmt::format("a rank was lost: {}", missing(step)));
   return false;
@@ -357,6 +413,7 @@ Result<std::unique_ptr<publish::WeightSource>> RankGather::collect(
     end_step(step - 1, fmt::format("rank 0 publishes step {}", step));
     collecting_ = step;
     lost_.reset();
+    missed_.reset();
     Result<bool> done = complete(step);
     while (done && !*done) {
       if (now() >= deadline) {
@@ -367,7 +424,8 @@ Result<std::unique_ptr<publish::WeightSource>> RankGather::collect(
                      std::chrono::duration_cast<std::chrono::milliseconds>(now() - begun).count()));
         break;
       }
-      changed_.wait_for(lock, deadline - now());
+      const TimePoint until = missed_ ? std::min(deadline, missed_->until) : deadline;
+      changed_.wait_for(lock, until - now());
       done = complete(step);
     }
     collecting_.reset();
@@ -392,17 +450,116 @@ Result<std::unique_ptr<publish::WeightSource>> RankGather::collect(
     kept_.take_all().clear();
   else
     kept_.take_retired().clear();
-  std::vector<std::vector<RankTensor>> ranks{own};
-  std::vector<ArenaView> views;
+  auto source = assemble(step, own, reports, is_any_lost, deadline);
+  if (source || source.error().code() != ErrorCode::kPeerLost) return source;
+  // As above: the step may be collected again, and the reports of the other ranks count.
+  const std::lock_guard lock(mutex_);
+  for (std::uint32_t rank = 1; rank < world_size_; ++rank) {
+    Rank& from = ranks_[rank];
+    Report& report = reports[rank - 1];
+    // What a rank on another host has reported may be gone with its connection.
+    const bool is_gone =
+        !report.arena.valid() && (!from.joined || report.connection != from.connection);
+    if (!is_gone && !has_reported(from, step)) from.reports.push_front(std::move(report));
+  }
+  reopen(step);
+  return source;
+}
+
+Result<RankGather::Gathered> RankGather::map_reports(const std::vector<RankTensor>& own,
+                                                     const std::vector<Report>& reports,
+                                                     bool is_any_lost) {
+  Gathered gathered{.ranks = {own}, .views = {}};
   for (std::size_t i = 0; i < reports.size(); ++i) {
-    ranks.push_back(*reports[i].tensors);
-    auto view = map_shards(reports[i].snapshotted, reports[i].arena.get(), ranks.back(),
+    std::vector<RankTensor>& shards = gathered.ranks.emplace_back(*reports[i].tensors);
+    if (!reports[i].arena.valid()) {
+      for (RankTensor& shard : shards) shard.bytes = publish::RemoteBytes();
+      continue;
+    }
+    auto view = map_shards(reports[i].snapshotted, reports[i].arena.get(), shards,
                            is_any_lost ? nullptr : &kept_);
     if (!view) return fail(view.error().with_context(fmt::format("the shards of rank {}", i + 1)));
-    views.push_back(std::move(*view));
+    gathered.views.push_back(std::move(*view));
   }
-  auto source = WSYNC_TRY(publish::GatheredSource::create(std::move(ranks)));
-  return std::make_unique<GatheredWeights>(std::move(views), std::move(source));
+  return gathered;
+}
+
+Result<std::unique_ptr<publish::WeightSource>> RankGather::assemble(
+    std::uint64_t step, const std::vector<RankTensor>& own, const std::vector<Report>& reports,
+    bool is_any_lost, TimePoint deadline) {
+  auto gathered = WSYNC_TRY(map_reports(own, reports, is_any_lost));
+  auto source = WSYNC_TRY(publish::GatheredSource::create(std::move(gathered.ranks)));
+  PartArrangement::Described described;
+  for (std::size_t i = 0; i < reports.size(); ++i)
+    if (!reports[i].arena.valid())
+      described[static_cast<std::uint32_t>(i) + 1] = reports[i].tensors.get();
+  if (described.empty())
+    return std::make_unique<GatheredWeights>(std::move(gathered.views), std::move(source));
+
+  auto arrangement = WSYNC_TRY(PartArrangement::make(source, described, step, bucket_bytes_));
+  publish::PartedVersion::Content content = arrangement.content();
+  std::uint64_t question = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    question = ++questions_;
+    summing_ = question;
+    collecting_step_ = step;
+    summed_.clear();
+    for (const std::uint32_t rank : arrangement.part_ranks())
+      if (const auto& owner = ranks_[rank].owner) content.owners.push_back(*owner);
+  }
+  // From here on its end releases the parts.
+  auto parted = std::make_shared<const publish::PartedVersion>(
+      std::move(content),
+      [released = observer_.on_parts_released, question] { released(question); });
+  observer_.on_parts_wanted(question, arrangement.orders());
+  const Result<> answered = await_parts(arrangement, reports, deadline);
+  {
+    const std::lock_guard lock(mutex_);
+    summing_.reset();
+  }
+  if (!answered) return fail(answered.error());
+  if (parted->owners().size() != parted->ranks().size())
+    return fail(ErrorCode::kPeerLost, "a rank on another host was lost");
+  // All of it has come here: it is a version like any other.
+  if (arrangement.part_ranks().empty()) parted.reset();
+  return std::make_unique<GatheredWeights>(std::move(gathered.views), std::move(source),
+                                           std::move(arrangement), std::move(parted));
+}
+
+Result<> RankGather::await_parts(PartArrangement& arrangement, const std::vector<Report>& reports,
+                                 TimePoint deadline) {
+  std::set<std::uint32_t> awaited;
+  for (const auto& [rank, order] : arrangement.orders()) awaited.insert(rank);
+  std::unique_lock lock(mutex_);
+  while (!awaited.empty()) {
+    if (is_cancelled_) return fail(ErrorCode::kCancelled, "the trainer is being destroyed");
+    for (auto& [rank, answer] : summed_)
+      if (awaited.erase(rank) != 0) WSYNC_TRY(arrangement.take(rank, std::move(answer)));
+    summed_.clear();
+    for (const std::uint32_t rank : awaited) {
+      const Rank& from = ranks_[rank];
+      const Report& report = reports[rank - 1];
+      if (!from.joined || from.connection != report.connection)
+        return fail(ErrorCode::kPeerLost,
+                    fmt::format("rank {} (process {}) disconnected before it had summed its part "
+                                "of step {}",
+                                rank, report.pid, report.snapshotted.step));
+    }
+    if (awaited.empty()) break;
+    if (no_more_ == collecting_step_)
+      return fail(ErrorCode::kPeerLost,
+                  fmt::format("a rank was lost before rank {} had summed its part of step {}",
+                              *awaited.begin(), collecting_step_));
+    if (now() >= deadline)
+      return fail(ErrorCode::kDeadline,
+                  fmt::format("rank {} (process {}) has not summed its part of step {} in time "
+                              "(deadlines.gather)",
+                              *awaited.begin(), reports[*awaited.begin() - 1].pid,
+                              reports[*awaited.begin() - 1].snapshotted.step));
+    changed_.wait_for(lock, deadline - now());
+  }
+  return {};
 }
 
 }  // namespace wsync::plugin

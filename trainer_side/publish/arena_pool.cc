@@ -28,7 +28,7 @@ Result<> ArenaPool::reserve(const ArenaSize& size, std::uint32_t count) {
   const std::lock_guard lock(mutex_);
   while (arenas_.size() < std::min(count, options_.arenas)) {
     auto memory = WSYNC_TRY(make_arena({.size = size}));
-    arenas_.push_back({.size = size, .memory = std::move(memory)});
+    arenas_.push_back({.size = size, .used_bytes = size.data_bytes, .memory = std::move(memory)});
     count_bytes();
   }
   return {};
@@ -121,10 +121,23 @@ Result<WritableArena> ArenaPool::try_arena(const ArenaOrder& order, ArenaWait& w
         "every publish: then raise `arenas`, or look why these processes are slow",
         who_reads());
   names.lock();
-  arenas_.push_back({.size = order.size, .memory = std::move(memory)});
+  std::uint64_t used_bytes = order.used.empty() ? order.size.data_bytes : 0;
+  for (const auto& [offset, bytes] : order.used) used_bytes += bytes;
+  arenas_.push_back({.size = order.size, .used_bytes = used_bytes, .memory = std::move(memory)});
   count_bytes();
   auto lease = WSYNC_TRY(arenas_.back().memory->try_write_lease(order.identity));
   return claimed(arenas_.back(), std::move(lease));
+}
+
+void ArenaOrder::use_only(std::vector<std::pair<std::uint64_t, std::uint64_t>> ranges) {
+  if (ranges.empty()) ranges.emplace_back(0, 0);
+  Digester digester;
+  for (const auto& [offset, bytes] : ranges) {
+    digester.update(offset);
+    digester.update(bytes);
+  }
+  size.used = digester.finish();
+  used = std::move(ranges);
 }
 
 bool ArenaPool::may_create(const ArenaWait& wait) const {
@@ -183,13 +196,19 @@ Result<std::shared_ptr<SharedArena>> ArenaPool::make_arena(const ArenaOrder& ord
                              .threads = options_.threads,
                              .numa_node = options_.numa_node ? options_.numa_node : order.numa_node,
                              .on_fallback = [this](const Error& why) { say_fallback(why); },
+                             .used = order.used,
                              .stop = order.stop,
                              .done_bytes = order.done_bytes};
   // Touching the memory takes as long as several copies, so it counts as progress.
-  if (order.total_bytes != nullptr) *order.total_bytes += options.file_bytes();
+  std::uint64_t touched = options.file_bytes();
+  if (!order.used.empty()) {
+    touched = 0;
+    for (const auto& [offset, bytes] : order.used) touched += bytes;
+  }
+  if (order.total_bytes != nullptr) *order.total_bytes += touched;
   auto arena = SharedArena::create(options);
   if (arena) return std::make_shared<SharedArena>(std::move(*arena));
-  if (order.total_bytes != nullptr) *order.total_bytes -= options.file_bytes();
+  if (order.total_bytes != nullptr) *order.total_bytes -= touched;
   if (order.done_bytes != nullptr) *order.done_bytes = 0;
   return fail(arena.error());
 }
@@ -204,7 +223,7 @@ void ArenaPool::say_fallback(const Error& why) {
 
 void ArenaPool::count_bytes() {
   std::uint64_t bytes = 0;
-  for (const Arena& arena : arenas_) bytes += arena.size.data_bytes;
+  for (const Arena& arena : arenas_) bytes += arena.used_bytes;
   bytes_ = bytes;
 }
 

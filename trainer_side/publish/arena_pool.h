@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "shared/base/clock.h"
+#include "shared/base/digest.h"
 #include "shared/base/error.h"
 #include "shared/base/kinds.h"
 #include "shared/base/shared_memory.h"
@@ -48,6 +49,8 @@ struct ArenaPoolOptions {
 struct ArenaSize {
   std::uint64_t data_bytes = 0;
   std::uint64_t leaves = 0;
+  // Of the bytes that have memory (ArenaOrder::used); zero: all have.
+  Digest used = {};
   friend bool operator==(const ArenaSize&, const ArenaSize&) = default;
 };
 
@@ -65,10 +68,14 @@ struct ArenaOrder {
   std::function<void()> on_wait = nullptr;  // called once if none is free at once
   // NUMA node of one that is created, unless the options set one.
   std::optional<std::uint32_t> numa_node = std::nullopt;
+  // The bytes that have memory, as ArenaOptions::used; empty: all. use_only() sets it.
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> used = {};
   std::stop_token stop = {};  // ends the wait with kCancelled
   // Counts while the memory of a new arena is touched; may be null.
   std::atomic<std::uint64_t>* done_bytes = nullptr;
   std::atomic<std::uint64_t>* total_bytes = nullptr;  // grows by that memory; may be null
+  // Asks for an arena that has memory for these bytes alone. None: for the header and the sums.
+  void use_only(std::vector<std::pair<std::uint64_t, std::uint64_t>> ranges);
 };
 
 struct FoundArena {
@@ -111,7 +118,8 @@ class ArenaPool {
 
  private:
   struct Arena {
-    ArenaSize size;  // its header may be written by another thread
+    ArenaSize size;                // its header may be written by another thread
+    std::uint64_t used_bytes = 0;  // of its data
     std::shared_ptr<SharedArena> memory;
     // The last one in it; expired: not needed here any more.
     std::weak_ptr<const Snapshot> snapshot = {};

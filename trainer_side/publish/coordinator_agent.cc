@@ -117,6 +117,14 @@ bool is_of_publisher(const control::Message& message) {
          std::holds_alternative<control::CancelReply>(message);
 }
 
+bool is_of_rank(const control::Message& message) {
+  return std::holds_alternative<control::RankHello>(message) ||
+         std::holds_alternative<control::RankServes>(message) ||
+         std::holds_alternative<control::RankShards>(message) ||
+         std::holds_alternative<control::Snapshotted>(message) ||
+         std::holds_alternative<control::PartSummed>(message);
+}
+
 control::ErrorReply error_reply(const Error& error) {
   return {.code = error.code(), .message = error.message()};
 }
@@ -467,6 +475,14 @@ void CoordinatorAgent::handle_message(const std::string& peer, control::Envelope
                  error_reply(Error(ErrorCode::kRefused,
                                    "this coordinator is a part of a trainer, and no other trainer "
                                    "may publish to it: start one with `wsync coordinator`")));
+  }
+  if (is_of_rank(message)) {
+    if (callbacks_.on_rank_message) return callbacks_.on_rank_message(peer, std::move(message));
+    return reply(peer, envelope.request,
+                 error_reply(Error(ErrorCode::kRefused,
+                                   "no rank 0 of a trainer with several ranks is in this process: "
+                                   "`leader` must be the address at which rank 0 listens, and rank "
+                                   "0 must have its own coordinator")));
   }
   const auto answer = [this, peer, request = envelope.request](auto reply_message) {
     reply(peer, request, std::move(reply_message));

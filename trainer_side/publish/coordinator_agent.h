@@ -63,6 +63,9 @@ struct CoordinatorAgentCallbacks {
   // process. Empty: none may attach.
   std::function<bool(const std::string& peer, const control::Envelope&, control::Message&)>
       on_publisher_message = {};
+  // Called with each message that only a rank of a trainer sends, from another host. Empty: this
+  // trainer has one rank, or is another process.
+  std::function<void(const std::string& peer, control::Message message)> on_rank_message = {};
   // The peer of the trainer of another process that is connected, if there is one.
   std::function<std::optional<std::string>()> trainer_peer = [] { return std::nullopt; };
   // A peer of the control port has hung up or is silent. Sidecars and commands are peers, too.

@@ -43,6 +43,11 @@ struct DirectoryPublisher::Shared {
   // Both run on the worker.
   [[nodiscard]] Result<std::string> write(const Snapshot& snapshot) {
     if (planted("directory_is_not_written")) return std::string();
+    if (snapshot.parted() && !planted("parts_are_written_with_holes"))
+      return fail(ErrorCode::kRefused,
+                  fmt::format("{} is not written to {}: the ranks of its trainer are on several "
+                              "hosts, and none of them has all of it",
+                              snapshot.version().to_string(), writer.folder()));
     const TimePoint begun = now();
     auto name = writer.write(
         *snapshot.manifest(),

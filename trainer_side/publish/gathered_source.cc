@@ -7,6 +7,7 @@
 
 #include "shared/base/check.h"
 #include "shared/base/format.h"
+#include "shared/base/planted.h"
 #include "shared/base/stream_copy.h"
 
 namespace wsync::publish {
@@ -161,6 +162,27 @@ Result<> GatheredSource::check_cover(const TensorInfo& info, std::uint32_t dim,
                           text(gap->first, gap->second), dim, given));
 }
 
+std::vector<GatheredSource::RemoteShard> GatheredSource::remote_shards() const {
+  std::vector<RemoteShard> found;
+  for (std::uint32_t i = 0; i < tensors_.size(); ++i)
+    for (const Shard& shard : tensors_[i].shards) {
+      if (!std::holds_alternative<RemoteBytes>(shard.source)) continue;
+      const std::uint64_t rows = manifest_->byte_size(i) / tensors_[i].row_bytes;
+      found.push_back({.tensor = i,
+                       .rank = shard.rank,
+                       .begin = shard.begin,
+                       .bytes = rows * shard.bytes,
+                       .is_contiguous = rows == 1});
+    }
+  return found;
+}
+
+void GatheredSource::set_bytes(const RemoteShard& shard, TensorBytes bytes) {
+  const auto found = std::ranges::find(tensors_[shard.tensor].shards, shard.begin, &Shard::begin);
+  WSYNC_CHECK(found != tensors_[shard.tensor].shards.end(), "the shard is one of the model");
+  found->source = std::move(bytes);
+}
+
 bool GatheredSource::is_on_host() const {
   return std::ranges::none_of(tensors_, [](const Tensor& tensor) {
     return std::ranges::any_of(tensor.shards, [](const Shard& shard) {
@@ -170,7 +192,10 @@ bool GatheredSource::is_on_host() const {
 }
 
 Result<> GatheredSource::start(const WritableArena& arena, const BucketPlan& plan) {
-  auto copies = std::make_unique<DeviceCopies>(arena.hold(), &arena.arena()->region());
+  // Pinning would take memory for what ranks on other hosts have of the arena.
+  const bool is_whole = remote_shards().empty();
+  auto copies =
+      std::make_unique<DeviceCopies>(arena.hold(), is_whole ? &arena.arena()->region() : nullptr);
   for (std::uint32_t i = 0; i < tensors_.size(); ++i)
     for (const Shard& shard : tensors_[i].shards) {
       const auto* bytes = std::get_if<DeviceBytes>(&shard.source);
@@ -224,9 +249,30 @@ Result<WordSum> GatheredSource::read_sum(std::uint32_t index, const SumPlace& pl
   WordSum total;
   SumPlace next = place;
   bool cuts_words = false;
+  // Where bytes of two ranks meet inside a word, the sums of the parts say nothing: the bytes from
+  // `begin` on, which follow those of another host, are summed together.
+  SumPlace begin = place;
+  WordSum before;  // of what lies before `begin`
+  const auto sum_together = [&](const SumPlace& end) {
+    if (cuts_words)
+      total = before +
+              word_sum(into.subspan(begin.position - place.position, end.position - begin.position),
+                       begin);
+    cuts_words = false;
+  };
   WSYNC_TRY(for_each_part(
       index, place.position, into,
       [&](const Shard& shard, std::uint64_t at, std::span<std::byte> part) -> Result<> {
+        if (const auto* remote = std::get_if<RemoteBytes>(&shard.source)) {
+          sum_together(next);
+          const auto sum = remote->sums.find(next.position);
+          WSYNC_CHECK(sum != remote->sums.end(), "what is on another host is summed there");
+          if (!planted("sums_of_other_hosts_left_out")) total += sum->second;
+          next.position += part.size();
+          begin = next;
+          before = total;
+          return {};
+        }
         const auto* from = std::get_if<std::span<const std::byte>>(&shard.source);
         cuts_words |= next.position % kSumWordBytes != 0;
         if (!cuts_words && std::holds_alternative<DeviceBytes>(shard.source)) {
@@ -241,14 +287,16 @@ Result<WordSum> GatheredSource::read_sum(std::uint32_t index, const SumPlace& pl
         next.position += part.size();
         return {};
       }));
-  // The bytes of two ranks meet inside a word, so the sums of the parts say nothing.
-  return cuts_words ? word_sum(into, place) : total;
+  sum_together(next);
+  return total;
 }
 
 Result<> GatheredSource::read_part(const Shard& shard, std::uint64_t offset,
                                    std::span<std::byte> into) const {
   if (const auto* callback = std::get_if<ReadTensor>(&shard.source))
     return (*callback)(offset, into);
+  WSYNC_CHECK(!std::holds_alternative<RemoteBytes>(shard.source),
+              "nobody reads bytes of another host here");
   if (std::holds_alternative<DeviceBytes>(shard.source)) {
     WSYNC_CHECK(copies_ != nullptr, "weights of a GPU are read between start() and finish()");
     return copies_->wait(into);

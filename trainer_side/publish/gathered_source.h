@@ -44,6 +44,18 @@ class GatheredSource final : public WeightSource {
   [[nodiscard]] Result<WordSum> read_sum(std::uint32_t tensor, const SumPlace& place,
                                          std::span<std::byte> into) override;
   [[nodiscard]] bool is_on_host() const override;
+  // A shard of a rank on another host.
+  struct RemoteShard {
+    std::uint32_t tensor = 0;  // index in the manifest
+    std::uint32_t rank = 0;
+    std::uint64_t begin = 0;     // in a row of the tensor, as it is cut
+    std::uint64_t bytes = 0;     // of the shard
+    bool is_contiguous = false;  // it is bytes [begin, begin + bytes) of the tensor
+  };
+  // Those from which the model is read, in manifest order.
+  [[nodiscard]] std::vector<RemoteShard> remote_shards() const;
+  // The bytes of one of these.
+  void set_bytes(const RemoteShard& shard, TensorBytes bytes);
   // kInvalidInput, with tensor and rank, if memory of a GPU has been freed.
   [[nodiscard]] Result<> start(const WritableArena& arena, const BucketPlan& plan) override;
   void finish() override { copies_.reset(); }

@@ -8,6 +8,7 @@
 #include "shared/base/format.h"
 #include "shared/base/log.h"
 #include "shared/base/planted.h"
+#include "shared/base/stream_copy.h"
 #include "shared/config/address.h"
 #include "shared/observe/trace/progress.h"
 #include "shared/transport/make_transport.h"
@@ -38,6 +39,26 @@ transport::Offer offer_of(const ArenaIdentity& identity, const BucketPlan& plan)
     offer.buckets.push_back({.offset = plan.bucket_offset(i), .bytes = plan.bucket_size(i)});
   return offer;
 }
+
+// The sums of leaves that may be cut between parts: those of whole ones are known, the others are
+// taken of their bytes.
+class SumsOfLeaves {
+ public:
+  SumsOfLeaves(const LeafTable& whole, std::span<const WordSum> sums)
+      : whole_(whole), sums_(sums) {}
+  [[nodiscard]] WordSum of(const LeafPlace& leaf, std::span<const std::byte> data) const {
+    const auto found =
+        std::ranges::lower_bound(whole_.all(), leaf.arena_offset, {}, &LeafPlace::arena_offset);
+    const bool is_whole = found != whole_.all().end() && found->arena_offset == leaf.arena_offset &&
+                          found->bytes == leaf.bytes;
+    if (is_whole) return sums_[static_cast<std::size_t>(found - whole_.all().begin())];
+    return word_sum(data.subspan(leaf.arena_offset, leaf.bytes), leaf.place);
+  }
+
+ private:
+  const LeafTable& whole_;
+  std::span<const WordSum> sums_;
+};
 
 }  // namespace
 
@@ -124,6 +145,7 @@ void ServedVersions::offer(const std::shared_ptr<const Snapshot>& snapshot) {
   const Version version = snapshot->version();
   served_[version] = snapshot;
   if (!snapshot->is_complete()) return offer_changes(*snapshot);
+  if (snapshot->parted()) return offer_part(snapshot);
   transport::Offer offer = offer_of(snapshot->identity(), *snapshot->plan());
   offer.leaves = snapshot->leaves();
   offer.blocks = snapshot->blocks();
@@ -135,6 +157,31 @@ void ServedVersions::offer(const std::shared_ptr<const Snapshot>& snapshot) {
   offer.share = [snapshot] { return snapshot->share(); };
   offer.patch = snapshot->patch();
   for (const Server& server : servers_) server.source->offer(offer);
+}
+
+// Part 0. Nobody maps its arena, which has no other bytes.
+void ServedVersions::offer_part(const std::shared_ptr<const Snapshot>& snapshot) {
+  const PartedVersion& parted = *snapshot->parted();
+  const BucketPlan& plan = *parted.plan();
+  transport::Offer offer = offer_of(snapshot->identity(), plan);
+  offer.leaves = parted.leaves();
+  offer.data = snapshot->data();
+  offer.complete = false;
+  offer.hold = snapshot;
+  std::vector<Server*> copying;
+  for (Server& server : servers_)
+    if (!server.transport->traits().maps_source) copying.push_back(&server);
+  for (Server* server : copying) server->source->offer(offer);
+  const SumsOfLeaves whole(*snapshot->leaves(), snapshot->digests().leaves);
+  for (std::size_t i = 0; i < plan.bucket_count(); ++i) {
+    if (plan.bucket_part(i) != 0) continue;
+    std::vector<WordSum> sums;
+    for (const LeafPlace& leaf : parted.leaves()->bucket(i))
+      sums.push_back(whole.of(leaf, snapshot->data()));
+    const Digest digest = bucket_digest(sums);
+    for (Server* server : copying) server->source->bucket_ready(snapshot->version(), i, digest);
+  }
+  observer_.on_parts(*snapshot);
 }
 
 void ServedVersions::offer_changes(const Snapshot& snapshot) {

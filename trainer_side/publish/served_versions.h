@@ -53,6 +53,8 @@ class ServedVersions {
     std::function<void(const std::string&)> on_lost = [](const std::string&) {};
     // A version that is not decided is lost for the reason: its base has to make room for another
     // version. Whoever has its snapshot gives it up.
+    // A version is served from now on of which other ranks have parts: they have to serve them.
+    std::function<void(const Snapshot&)> on_parts = [](const Snapshot&) {};
     std::function<void(const Version&, const std::string&)> on_given_up = [](const Version&,
                                                                              const std::string&) {};
   };
@@ -123,6 +125,7 @@ class ServedVersions {
     bool is_older_withdrawn = false;
   };
   ServedVersions(Loop& loop, std::shared_ptr<Snapshotter> snapshotter, Worker& worker);
+  void offer_part(const std::shared_ptr<const Snapshot>& snapshot);
   void offer_changes(const Snapshot& snapshot);
   void offer_changes(const Snapshot& snapshot, const Server& server);
   // Somebody wants to map a version that is not decided: it gets another arena, because the fleet

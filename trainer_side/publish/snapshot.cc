@@ -129,7 +129,8 @@ Result<std::shared_ptr<Snapshot>> Snapshotter::take(WeightSource& source,
   if (request.total_bytes != nullptr) *request.total_bytes = plan.arena_bytes();
   std::optional<WritableArena> written = source.take_arena();
   const bool is_written = written.has_value();
-  if (!is_written && request.as_changes) {
+  const auto parted = source.parted();
+  if (!is_written && request.as_changes && !parted) {
     auto taken = WSYNC_TRY(take_changes(source, request, layout, identity));
     if (taken) return taken;
   }
@@ -140,6 +141,7 @@ Result<std::shared_ptr<Snapshot>> Snapshotter::take(WeightSource& source,
     written->lease().set_identity(identity);
   } else {
     ArenaOrder order = order_of(layout, identity, request);
+    if (parted) order.use_only(parted->own_ranges());
     if (options_.near_gpus) order.numa_node = source.numa_node();
     auto found = arenas_.wait_for(order);
     if (!found) return fail(found.error().with_context(snapshot_name(request.version)));
@@ -163,7 +165,8 @@ Result<std::shared_ptr<Snapshot>> Snapshotter::take(WeightSource& source,
       return fail(started.error().with_context(snapshot_name(request.version)));
   }
   const bool is_summed = is_written && source.is_summed();
-  if (!is_summed && request.on_copy)
+  // A version with parts is served when it is complete.
+  if (!is_summed && request.on_copy && !parted)
     request.on_copy({.identity = identity,
                      .manifest = manifest,
                      .layout = layout,
@@ -171,7 +174,8 @@ Result<std::shared_ptr<Snapshot>> Snapshotter::take(WeightSource& source,
                      .hold = written->hold()});
   std::unique_ptr<ChangeFinder> changes;
   if (auto base = request.base.lock(); base != nullptr && base->is_complete() &&
-                                       base->plan() == layout.plan && request.value_cost != 0)
+                                       base->plan() == layout.plan && request.value_cost != 0 &&
+                                       !parted && !base->parted())
     changes = ChangeFinder::create(std::move(base), source,
                                    is_written ? written->data() : std::span<const std::byte>(),
                                    request.value_cost);
@@ -200,7 +204,8 @@ Result<std::shared_ptr<Snapshot>> Snapshotter::take(WeightSource& source,
                    .layout = layout,
                    .digests = std::move(*digests),
                    .times = times,
-                   .bucket_times = copier.bucket_times()},
+                   .bucket_times = copier.bucket_times(),
+                   .parted = parted},
                   *written, std::move(patch));
 }
 

@@ -70,6 +70,7 @@ class Snapshot {
     ContentDigests digests;
     Times times;
     std::vector<BucketTime> bucket_times;
+    std::shared_ptr<const PartedVersion> parted = nullptr;
   };
   // The version is in this arena.
   Snapshot(Described described, std::shared_ptr<SharedArena> arena, ReadLease lease,
@@ -101,6 +102,10 @@ class Snapshot {
   // One for each bucket of the plan.
   [[nodiscard]] const std::vector<BucketTime>& bucket_times() const noexcept {
     return described_.bucket_times;
+  }
+  // Who has the rest of its bytes, if only those of part 0 are here; null: all are.
+  [[nodiscard]] const std::shared_ptr<const PartedVersion>& parted() const noexcept {
+    return described_.parted;
   }
   // Whether it has an arena.
   [[nodiscard]] bool is_complete() const noexcept { return arena_ != nullptr; }

@@ -42,7 +42,8 @@ Result<std::shared_ptr<Snapshot>> Snapshotter::take_changes(WeightSource& source
                                                             const ArenaLayout& layout,
                                                             const ArenaIdentity& identity) {
   auto base = request.base.lock();
-  if (!base || !base->is_complete() || base->plan() != layout.plan || !source.is_on_host())
+  if (!base || !base->is_complete() || base->parted() || base->plan() != layout.plan ||
+      !source.is_on_host())
     return nullptr;
   const auto changes = ChangeFinder::create_for_buckets(base, source);
   if (!changes || !backoff_.may_compare()) return nullptr;

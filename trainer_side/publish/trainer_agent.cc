@@ -41,6 +41,7 @@ Result<std::unique_ptr<TrainerAgent>> TrainerAgent::create(Loop& loop,
   agent->publisher_ = WSYNC_TRY(Publisher::create(loop, config));
   // Bind the control address before the sockets of this host and the lock, so that the error of a
   // second coordinator is about the control address.
+  auto on_parts = std::move(callbacks.on_parts);
   CoordinatorAgentCallbacks own = agent->coordinator_callbacks(std::move(callbacks));
   if (config.coordinator.empty())
     agent->coordinator_ = WSYNC_TRY(CoordinatorAgent::create(
@@ -56,6 +57,7 @@ Result<std::unique_ptr<TrainerAgent>> TrainerAgent::create(Loop& loop,
            [owner = agent.get()](const std::string& sentence) {
              owner->coordinator_->recorder().version_lost(sentence, now());
            },
+       .on_parts = std::move(on_parts),
        .on_given_up = [owner = agent.get()](
                           const Version& version,
                           const std::string& why) { owner->give_up_version(version, why); }});
@@ -87,6 +89,8 @@ TrainerAgent::~TrainerAgent() {
 CoordinatorAgentCallbacks TrainerAgent::coordinator_callbacks(TrainerAgentCallbacks callbacks) {
   CoordinatorAgentCallbacks own;
   own.on_stopped = std::move(callbacks.on_stopped);
+  own.on_rank_message = std::move(callbacks.on_rank_message);
+  own.on_peer_lost = std::move(callbacks.on_peer_lost);
   own.on_ready = std::move(callbacks.on_ready);
   own.on_phase = [this](const coordinator::PhaseEntered& phase) { enter_phase(phase); };
   own.on_round_done = [this](const coordinator::RoundDone& done) {
@@ -348,7 +352,10 @@ void TrainerAgent::apply(const RequestRound& command) {
        .arena_bytes = snapshot->plan()->arena_bytes(),
        .snapshot_ns = static_cast<std::uint64_t>(job.snapshot_time.took().count()),
        .is_kept = job.job.is_kept,
-       .deadline = command.deadline});
+       .deadline = command.deadline,
+       .parts = snapshot->parted() ? snapshot->parted()->parts() : SharedBytes(),
+       .owners = snapshot->parted() ? snapshot->parted()->owners()
+                                    : std::vector<coordinator::PartOwner>()});
 }
 
 // A snapshot that began before the fence was claimed has no name, or one of another epoch.

@@ -70,6 +70,12 @@ struct TrainerAgentCallbacks {
   std::function<void(const Error& reason)> on_stopped = [](const Error&) {};
   // The claim has succeeded. `target`: the version that the fleet already runs (0.0 = none).
   std::function<void(const Version& target)> on_ready = [](const Version&) {};
+  // As in CoordinatorAgentCallbacks. Neither is called if the coordinator is another process.
+  std::function<void(const std::string& peer, control::Message message)> on_rank_message = {};
+  std::function<void(const std::string& peer, const Error&)> on_peer_lost = [](const std::string&,
+                                                                               const Error&) {};
+  // A version with parts is served from now on (ServedVersions::Observer::on_parts).
+  std::function<void(const Snapshot&)> on_parts = [](const Snapshot&) {};
 };
 
 // This class has more than 25 methods: each command of the queue has an overload of apply().
@@ -112,6 +118,10 @@ class TrainerAgent {
   }
   // Whether a publish that this agent has taken has not ended.
   [[nodiscard]] bool has_jobs() const noexcept { return !jobs_.empty(); }
+  // Sends a message to a rank on another host; dropped if it cannot be sent.
+  void send_to_rank(const std::string& peer, control::Message message) {
+    coordinator_->reply(peer, 0, std::move(message));
+  }
   // Shows a sentence in the incidents of `wsync status`.
   void report_incident(const std::string& text);
   // As CoordinatorLink::collect_trace().

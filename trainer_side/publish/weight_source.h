@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -15,6 +16,7 @@
 #include "shared/weights/bucket_plan.h"
 #include "shared/weights/manifest.h"
 #include "trainer_side/publish/device_copies.h"
+#include "trainer_side/publish/parted_version.h"
 #include "trainer_side/publish/writable_arena.h"
 
 namespace wsync::publish {
@@ -62,14 +64,23 @@ class WeightSource {
   // True if the bytes are in the arena and read_sum() knows every sum, so that it is not worth
   // another thread.
   [[nodiscard]] virtual bool is_summed() const { return false; }
+  // Of a source that has the bytes of part 0 alone: the others are never written, and read_sum()
+  // knows their sums. Null: it has all bytes.
+  [[nodiscard]] virtual std::shared_ptr<const PartedVersion> parted() const { return nullptr; }
 };
 
 // Fills `into` with bytes from `offset` of one tensor. May be called by several threads at a time.
 using ReadTensor = std::function<Result<>(std::uint64_t offset, std::span<std::byte> into)>;
 
-// Bytes of a tensor: in the trainer's memory (borrowed), behind a callback, or in the memory of a
-// GPU, where they stay valid until the snapshot is taken.
-using TensorBytes = std::variant<std::span<const std::byte>, ReadTensor, DeviceBytes>;
+// Bytes that a rank on another host has and serves. Their sums are here, by the position in the
+// tensor where each begins: one for each leaf, or for what is of it.
+struct RemoteBytes {
+  std::map<std::uint64_t, WordSum> sums;
+};
+
+// Bytes of a tensor: in the trainer's memory (borrowed), behind a callback, in the memory of a GPU,
+// where they stay valid until the snapshot is taken, or on another host.
+using TensorBytes = std::variant<std::span<const std::byte>, ReadTensor, DeviceBytes, RemoteBytes>;
 // Returns the number of bytes, or std::nullopt for a callback.
 [[nodiscard]] std::optional<std::uint64_t> size_of(const TensorBytes& bytes) noexcept;
 

@@ -61,7 +61,8 @@ _coordinators: "weakref.WeakSet[Publisher]" = weakref.WeakSet()
 
 
 class Publisher(OfOneProcess):
-    """One rank of a trainer. Rank 0 coordinates the fleet; the other ranks of the same host give their parts to rank 0.
+    """One rank of a trainer. Rank 0 coordinates the fleet; the other ranks of the same host give their parts to rank 0, and
+    those of other hosts (setting `leader`) serve them themselves.
 
     All methods may be called from any thread. The library's own threads do the work, and the GIL is released in every call that
     can wait. A forked child cannot use a publisher of its parent: every call raises `InvalidInput` there, with the reason, and

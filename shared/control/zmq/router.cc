@@ -37,10 +37,11 @@ struct EncodedLayout {
   [[nodiscard]] bool is_of(const Envelope& e, const Announce& a) const {
     return e.fence == envelope.fence && e.round == envelope.round &&
            e.request == envelope.request && e.replica == envelope.replica &&
-           e.rank == envelope.rank && a.version == announce.version &&
-           a.layout_digest == announce.layout_digest && a.layout.is_same(announce.layout) &&
-           a.content_digest == announce.content_digest && a.bucket_bytes == announce.bucket_bytes &&
-           a.arena_bytes == announce.arena_bytes;
+           e.rank == envelope.rank && e.capabilities == envelope.capabilities &&
+           a.version == announce.version && a.layout_digest == announce.layout_digest &&
+           a.layout.is_same(announce.layout) && a.content_digest == announce.content_digest &&
+           a.bucket_bytes == announce.bucket_bytes && a.arena_bytes == announce.arena_bytes &&
+           a.parts.is_same(announce.parts);
   }
   Envelope envelope;
   Announce announce;
@@ -229,7 +230,7 @@ struct RouterState : std::enable_shared_from_this<RouterState> {
     if (peer.empty()) return fail(ErrorCode::kPeerLost, "a peer without a name is not connected");
     const auto* announce = std::get_if<Announce>(&message);
     return sent(peer, type_of(message),
-                announce != nullptr && !announce->layout.empty()
+                announce != nullptr && (!announce->layout.empty() || !announce->parts.empty())
                     ? send_layout(peer, envelope, *announce)
                     : send_encoded(peer, envelope, message));
   }

@@ -1,6 +1,7 @@
 // What every implementation of RouterPort and DealerPort must do, on every kind of address.
 #include "shared/control/port.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <filesystem>
@@ -155,10 +156,10 @@ class Port : public testing::TestWithParam<Kind> {
 };
 
 TEST_P(Port, ALayoutForManyPeersIsEncodedOnce) {
-  constexpr std::size_t kPeers = 3;
+  constexpr std::size_t kPeers = 4;
   Bytes layout(3 * limits::kMiB);
   for (std::size_t i = 0; i < layout.size(); ++i) layout[i] = static_cast<std::byte>(i * 7);
-  Announce announce{.version = {1, 2}, .layout = std::move(layout)};
+  Announce announce{.version = {1, 2}, .layout = std::move(layout), .parts = Bytes(8)};
   std::vector<std::string> peers;
   std::vector<Announce> received;
   std::vector<std::uint64_t> rounds;
@@ -167,10 +168,15 @@ TEST_P(Port, ALayoutForManyPeersIsEncodedOnce) {
     if (!std::holds_alternative<Accept>(message)) return;
     peers.push_back(peer);
     if (peers.size() < kPeers) return;
-    // The last peer gets another round, so its message differs.
+    // The last peer gets another round, so its message differs. So does that of the first one,
+    // whose release has fields that those of the others lack.
     for (std::size_t i = 0; i < kPeers; ++i)
-      ASSERT_TRUE(
-          router_->send(peers[i], {.round = i + 1 < kPeers ? 1U : 2U}, announce).has_value());
+      ASSERT_TRUE(router_
+                      ->send(peers[i],
+                             {.round = i + 1 < kPeers ? 1U : 2U,
+                              .capabilities = i == 0 ? bits(Capability::kParts) : 0},
+                             announce)
+                      .has_value());
   };
   listen(std::move(callbacks));
   std::vector<std::unique_ptr<DealerPort>> dealers(kPeers);
@@ -194,7 +200,8 @@ TEST_P(Port, ALayoutForManyPeersIsEncodedOnce) {
   loop_->run();
   ASSERT_EQ(received.size(), kPeers);
   for (const Announce& got : received) EXPECT_EQ(got.layout, announce.layout);
-  EXPECT_THAT(rounds, testing::UnorderedElementsAre(1U, 1U, 2U));
+  EXPECT_THAT(rounds, testing::UnorderedElementsAre(1U, 1U, 1U, 2U));
+  EXPECT_EQ(std::ranges::count_if(received, [](const Announce& a) { return !a.parts.empty(); }), 1);
   EXPECT_EQ(router_->counters().shared, 1U) << "the second of the two that are equal";
   dealers.clear();
 }

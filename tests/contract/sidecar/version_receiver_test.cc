@@ -1,4 +1,5 @@
-// How a copy of which only the changes are held gets its memory.
+// How a copy of which only the changes are held gets its memory, what is passed on to late
+// sidecars, and how a version comes whose parts have sources of their own.
 #include "inference_side/sidecar/version_receiver.h"
 
 #include <algorithm>
@@ -9,6 +10,8 @@
 #include "inference_side/sidecar/offered_layouts.h"
 #include "shared/transport/make_transport.h"
 #include "shared/transport/memfd/memfd_source.h"
+#include "shared/weights/leaf_check.h"
+#include "shared/weights/parts.h"
 #include "shared/weights/patch/leaf_changes.h"
 #include "tests/contract/sidecar/sidecar_fixture.h"
 #include "tests/support/versions.h"
@@ -33,6 +36,8 @@ class VersionReceiverTest : public testing::Test {
     options.target = [] { return kV1; };
     options.step = [this](decltype(staging::SidecarEvent::what) what) {
       if (auto* one = std::get_if<staging::VersionCompleted>(&what)) completed_ = *one;
+      if (auto* done = std::get_if<staging::StagingDone>(&what)) staged_ = *done;
+      if (auto* failed = std::get_if<staging::StagingFailed>(&what)) failed_ = *failed;
     };
     options.keep_changes = true;
     options.prepare = [](const Held&, const auto&, const std::function<void()>& on_ready,
@@ -113,6 +118,8 @@ class VersionReceiverTest : public testing::Test {
   control::Fence fence_{.epoch = 1};
   std::unique_ptr<VersionReceiver> receiver_;
   std::optional<staging::VersionCompleted> completed_;
+  std::optional<staging::StagingDone> staged_;
+  std::optional<staging::StagingFailed> failed_;
   std::function<void()> on_ready_;
   Version leads_back_;
   std::vector<Version> forgotten_;
@@ -291,6 +298,166 @@ TEST_F(RelayHeldTest, WhatIsReleasedIsNotPassedOnAnyMore) {
   receiver_->release({kV1});
   EXPECT_NE(fetch(kV1), "");
   EXPECT_FALSE(receiver_->relay_held(kV1, false));
+}
+
+// A version of two parts: every other leaf is of part 1.
+class PartsTest : public RelayHeldTest {
+ protected:
+  PartsTest() {
+    std::vector<PartRange> ranges;
+    for (std::uint32_t tensor = 0; tensor < model_.manifest->size(); ++tensor)
+      if (const std::uint64_t bytes = model_.manifest->byte_size(tensor); bytes >= 32)
+        ranges.push_back({.tensor = tensor, .part = 1, .begin = 8, .end = bytes / 16 * 8});
+    const Parts parts = Parts::create(*model_.manifest, std::move(ranges)).value();
+    plan_ = std::make_shared<const BucketPlan>(
+        BucketPlan::create(*model_.manifest, model_.plan->bucket_bytes(), parts).value());
+    leaves_ = std::make_shared<const LeafTable>(*model_.manifest, *plan_);
+    ByteWriter layout;
+    model_.manifest->encode(layout);
+    ByteWriter cut;
+    parts.encode(cut);
+    announce_ = {.version = kV1,
+                 .layout_digest = model_.manifest->layout_digest(),
+                 .layout = std::move(layout).take(),
+                 .content_digest = {},
+                 .bucket_bytes = model_.plan->bucket_bytes(),
+                 .arena_bytes = model_.plan->arena_bytes(),
+                 .parts = std::move(cut).take()};
+    data_ = bytes(kV1);
+    const auto sums = sum_leaves(*model_.leaves, data_, 1).value();
+    announce_.content_digest = digests_of_leaves(*model_.manifest, sums).value().root;
+    const EngineRegistry registry{RegistryDevices{}};
+    EXPECT_EQ(layouts_.check({.round = 1, .announce = announce_}, registry, store(), 2).reason, "");
+    for (std::uint32_t part = 0; part < 2; ++part) {
+      ranks_.push_back(
+          std::move(transport::make_transports(
+                        "tcp",
+                        [this](std::function<void()> task, std::source_location made) {
+                          bench_.loop().post(std::move(task), made);
+                        },
+                        {.run_dir = bench_.directory(), .name = "rank" + std::to_string(part)})
+                        .value()
+                        .front()));
+      sources_.push_back(ranks_.back()->listen().value());
+    }
+  }
+  // As a rank does that has this part alone.
+  void serve(std::uint32_t part) {
+    transport::Offer offer{.key = {.fence = {.epoch = fence_.epoch, .run_id = fence_.run_id},
+                                   .version = kV1,
+                                   .layout = model_.manifest->layout_digest()},
+                           .buckets = {},
+                           .data = data_,
+                           .leaves = leaves_,
+                           .complete = false,
+                           .hold = {},
+                           .share = {}};
+    for (std::size_t i = 0; i < plan_->bucket_count(); ++i)
+      offer.buckets.push_back({.offset = plan_->bucket_offset(i), .bytes = plan_->bucket_size(i)});
+    sources_[part]->offer(std::move(offer));
+    for (std::size_t i = 0; i < plan_->bucket_count(); ++i) {
+      if (plan_->bucket_part(i) != part) continue;
+      std::vector<WordSum> sums;
+      for (const LeafPlace& leaf : leaves_->bucket(i))
+        sums.push_back(
+            word_sum(std::span(data_).subspan(leaf.arena_offset, leaf.bytes), leaf.place));
+      sources_[part]->bucket_ready(kV1, i, bucket_digest(sums));
+    }
+  }
+  [[nodiscard]] staging::StartStaging start(std::uint64_t attempt, bool resume = false) const {
+    return {.attempt = attempt,
+            .announce = announce_,
+            .stage = {.version = kV1,
+                      .transport = "tcp",
+                      .source = sources_[0]->address(),
+                      .content_digest = announce_.content_digest,
+                      .key = {},
+                      .parts = {{.transport = "tcp", .source = sources_[1]->address(), .key = {}}}},
+            .resume = resume};
+  }
+  void until_staged() {
+    ASSERT_TRUE(bench_.until([&] { return staged_ || failed_; }));
+    ASSERT_TRUE(staged_) << failed_->reason;
+  }
+
+  std::shared_ptr<const BucketPlan> plan_;
+  std::shared_ptr<const LeafTable> leaves_;
+  control::Announce announce_;
+  Bytes data_;
+  std::vector<std::unique_ptr<transport::Transport>> ranks_;
+  std::vector<std::unique_ptr<transport::BucketSource>> sources_;
+};
+
+TEST_F(PartsTest, EachPartComesFromItsSource) {
+  serve(0);
+  serve(1);
+  receiver_->start(start(1));
+  until_staged();
+  EXPECT_EQ(staged_->content_digest, announce_.content_digest);
+  const Held held = store().find(kV1);
+  EXPECT_EQ(held->plan()->bucket_count(), model_.plan->bucket_count());
+  EXPECT_TRUE(held->verify(1).has_value());
+  for (const auto& source : sources_) EXPECT_EQ(source->counters().refused, 0U);
+  EXPECT_EQ(sources_[0]->counters().buckets + sources_[1]->counters().buckets,
+            plan_->bucket_count());
+  // A late sidecar fetches it from here as it came.
+  const auto ready = receiver_->relay_held(kV1, false);
+  ASSERT_TRUE(ready.has_value()) << ready.error().message();
+  EXPECT_EQ(ready->parts, announce_.parts);
+  EXPECT_NE(fetch(kV1), "") << "it is cut otherwise";
+}
+
+TEST_F(PartsTest, ALostPartIsNamedAndTheRestIsKept) {
+  serve(0);
+  const std::string gone = sources_[1]->address();
+  sources_[1].reset();
+  ranks_[1].reset();
+  staging::StartStaging command{.attempt = 1,
+                                .announce = announce_,
+                                .stage = {.version = kV1,
+                                          .transport = "tcp",
+                                          .source = sources_[0]->address(),
+                                          .content_digest = announce_.content_digest,
+                                          .key = {},
+                                          .parts = {{.transport = "tcp", .source = gone}}}};
+  receiver_->start(command);
+  ASSERT_TRUE(bench_.until([&] { return failed_.has_value(); }));
+  EXPECT_TRUE(failed_->source_lost);
+  EXPECT_NE(failed_->reason.find("part 2 of 2 from " + gone), std::string::npos) << failed_->reason;
+  const std::uint64_t sent = sources_[0]->counters().buckets;
+  EXPECT_GT(sent, 0U);
+  // The rank has come back at another address: nothing of part 0 travels again.
+  failed_.reset();
+  ranks_[1] = std::move(
+      transport::make_transports("tcp",
+                                 [this](std::function<void()> task, std::source_location made) {
+                                   bench_.loop().post(std::move(task), made);
+                                 },
+                                 {.run_dir = bench_.directory(), .name = "rank1"})
+          .value()
+          .front());
+  sources_[1] = ranks_[1]->listen().value();
+  serve(1);
+  receiver_->start(start(2, true));
+  until_staged();
+  EXPECT_EQ(sources_[0]->counters().buckets, sent);
+}
+
+TEST_F(PartsTest, NobodyMapsAVersionWithParts) {
+  staging::StartStaging command = start(1);
+  command.stage.transport = "memfd";
+  receiver_->start(command);
+  ASSERT_TRUE(bench_.until([&] { return failed_.has_value(); }));
+  EXPECT_NE(failed_->reason.find("cannot be mapped by memfd"), std::string::npos)
+      << failed_->reason;
+}
+
+TEST_F(PartsTest, TheSourcesMustBeThoseOfAllParts) {
+  staging::StartStaging command = start(1);
+  command.stage.parts.push_back(command.stage.parts.front());
+  receiver_->start(command);
+  ASSERT_TRUE(bench_.until([&] { return failed_.has_value(); }));
+  EXPECT_NE(failed_->reason.find("the sources of 3 parts"), std::string::npos) << failed_->reason;
 }
 
 }  // namespace

@@ -290,7 +290,7 @@ TEST(Codec, BytesOfACancelAndOfAStatusAreFixed) {
 
 TEST(Codec, SecretsOfDataConnectionsAreAtTheEndOfTheirMessages) {
   const std::string hello = payload(Hello{.relay_secret = {std::byte{0xab}, std::byte{0xcd}}});
-  EXPECT_TRUE(hello.ends_with("02000000abcdfb000000")) << hello;
+  EXPECT_TRUE(hello.ends_with("02000000abcdfb010000")) << hello;
   const std::string stage = payload(Stage{.key = {std::byte{0xab}}});
   EXPECT_TRUE(stage.ends_with("01000000ab")) << stage;
   EXPECT_TRUE(payload(Stage{}).ends_with("00000000"));
@@ -333,7 +333,7 @@ TEST(Codec, BytesOfALoadByPatchAreFixed) {
             "0900000000000000");
   const std::string hello = payload(
       EngineHello{.gpu = "", .takes_patches = true, .not_scrubbed = "x", .has_controller = true});
-  EXPECT_EQ(hello.substr(hello.size() - 30), "0000000001010000007801fb000000");
+  EXPECT_EQ(hello.substr(hello.size() - 30), "0000000001010000007801fb010000");
   const std::string beat =
       payload(Heartbeat{.replicas = {{.turn = ReplicaTurn::kHeld,
                                       .last_load = LoadKind::kPatch,
@@ -417,13 +417,75 @@ TEST(Codec, BytesOfAPatchAheadAreFixed) {
             "050000000000000006000000");
 }
 
+TEST(Codec, BytesOfPartsAreFixed) {
+  const auto fields_with_parts = [](const Message& message) {
+    Envelope envelope;
+    envelope.capabilities = bits(Capability::kParts);
+    const Bytes bytes = encode(envelope, message).value();
+    std::string hex;
+    for (const std::byte b : std::span(bytes).subspan(kEnvelopeBytes))
+      hex += fmt::format("{:02x}", static_cast<unsigned>(b));
+    return hex;
+  };
+  const Bytes two{std::byte{0xab}, std::byte{0xcd}};
+  EXPECT_TRUE(fields_with_parts(Announce{.parts = two}).ends_with("02000000abcd"));
+  EXPECT_TRUE(fields_with_parts(RelayReady{.parts = two}).ends_with("0000000002000000abcd"));
+  EXPECT_TRUE(fields_with_parts(Stage{.parts = {{.transport = "t", .source = "s", .key = two}}})
+                  .ends_with("01000000"
+                             "0100000074"
+                             "0100000073"
+                             "02000000abcd"));
+  EXPECT_EQ(payload(RankServes{.host = "h",
+                               .boot_id = "b",
+                               .transports = {{.kind = "k", .address = "a"}},
+                               .secret = two}),
+            "0100000068"
+            "0100000062"
+            "01000000010000006b0100000061"
+            "02000000abcd");
+  EXPECT_EQ(payload(PartWanted{
+                .question = 11,
+                .step = 1,
+                .bucket_count = 2,
+                .windows = {{.bucket = 3, .tensor = 4, .offset = 5, .bytes = 6, .position = 7}},
+                .carried = {8}}),
+            "0b00000000000000"
+            "01000000000000000200000000000000"
+            "01000000"
+            "0300000004000000"
+            "050000000000000006000000000000000700000000000000"
+            "0100000008000000");
+  EXPECT_EQ(payload(PartSummed{.question = 11,
+                               .step = 1,
+                               .failure = "x",
+                               .sums = {{.product = 2, .sum = 3}},
+                               .carried = {{.tensor = 4, .bytes = two}}}),
+            "0b00000000000000"
+            "0100000000000000"
+            "0100000078"
+            "0100000002000000000000000300000000000000"
+            "010000000400000002000000abcd");
+  EXPECT_EQ(payload(PartsKept{.parts = {{.step = 1,
+                                         .version = {.epoch = 2, .step = 3},
+                                         .fence = {.epoch = 4, .run_id = {5, 6}, .fleet = {}},
+                                         .layout = {.low = 9, .high = 10}}}}),
+            "01000000"
+            "0100000000000000"
+            "020000000300000000000000"
+            "0400000000000000"
+            "05000000000000000600000000000000"
+            "00000000000000000000000000000000"
+            "0900000000000000"
+            "0a00000000000000");
+}
+
 TEST(Codec, NamesAndTypesAgree) {
   EXPECT_EQ(message_name(MessageType::kHello), "Hello");
   EXPECT_EQ(message_name(MessageType::kError), "Error");
   EXPECT_EQ(message_name(MessageType::kEngineHello), "EngineHello");
   EXPECT_EQ(message_name(MessageType::kLoad), "Load");
   EXPECT_EQ(message_name(MessageType::kDigests), "Digests");
-  EXPECT_EQ(message_name(kLastMessageType), "PatchAhead");
+  EXPECT_EQ(message_name(kLastMessageType), "PartsKept");
   EXPECT_EQ(message_name(MessageType{0}), "unknown");
   EXPECT_EQ(message_name(MessageType{999}), "unknown");
   EXPECT_EQ(type_of(Message(Resumed{})), MessageType::kResumed);
@@ -535,7 +597,8 @@ TEST(Capabilities, BytesOfASuspendedOutcomeAreFixed) {
   const Bytes bytes =
       encode({.capabilities = kCapabilities}, Switched{.outcomes = {{.is_suspended = true}}})
           .value();
-  EXPECT_EQ(bytes[76], std::byte{kCapabilities}) << "the header names the capabilities";
+  EXPECT_EQ(bytes[76], std::byte{kCapabilities & 0xFFU}) << "the header names the capabilities";
+  EXPECT_EQ(bytes[77], std::byte{kCapabilities >> 8U});
   EXPECT_EQ(bytes.back(), std::byte{1});
   EXPECT_EQ(encode({}, Switched{.outcomes = {{}}}).value().size(), bytes.size() - 1);
 }

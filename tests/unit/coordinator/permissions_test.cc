@@ -44,9 +44,11 @@ TEST(Permissions, EachRoleMaySendTheseMessagesAndNoOther) {
   using enum MessageType;
   EXPECT_EQ(allowed_for(KeyRole::kReader), (std::set{kHeartbeat, kStatus, kTraceQuestion}));
   EXPECT_EQ(allowed_for(KeyRole::kPublisher),
-            (std::set{kHeartbeat, kStatus, kTraceQuestion, kPush, kCancel, kPlan, kPublisherHello,
-                      kRoundRequest, kSnapshotEnd, kRoundReplaced, kRoundGivenUp, kProgress,
-                      kPushReply, kCancelReply, kTraceAnswer, kError, kLeave}));
+            (std::set{kHeartbeat,    kStatus,         kTraceQuestion, kPush,        kCancel,
+                      kPlan,         kPublisherHello, kRoundRequest,  kSnapshotEnd, kRoundReplaced,
+                      kRoundGivenUp, kProgress,       kPushReply,     kCancelReply, kTraceAnswer,
+                      kError,        kLeave,          kRankHello,     kRankServes,  kRankShards,
+                      kSnapshotted,  kPartSummed}));
   EXPECT_EQ(allowed_for(KeyRole::kOperator),
             (std::set{kHeartbeat,    kStatus,         kTraceQuestion, kPush,        kCancel,
                       kPlan,         kPublisherHello, kRoundRequest,  kSnapshotEnd, kRoundReplaced,

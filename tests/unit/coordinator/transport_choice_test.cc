@@ -193,5 +193,66 @@ TEST_F(OtherHosts, EachPairHasItsKeyUnderEachFence) {
       << "nobody serves there";
 }
 
+// Versions of which ranks on other hosts serve parts.
+class Parts : public OtherHosts {
+ protected:
+  Parts() {
+    context_.options = options_;
+    context_.fence.epoch = 4;
+    member_.name = "s0";
+    member_.capabilities = control::kCapabilities;
+  }
+  [[nodiscard]] std::string refusal() const {
+    const auto sources = choose_part_sources(context_, member_, owners_);
+    return sources ? "chosen" : sources.error().message();
+  }
+  CoordinatorContext context_;
+  std::vector<PartOwner> owners_{
+      {.name = "rank 1 on a",
+       .transports = {{"tcp", "tcp://10.0.0.5:1"}, {"tls", "tcp://10.0.0.5:2"}},
+       .secret = transport::PairSecret{std::byte{1}},
+       .boot_id = "a"},
+      {.name = "rank 2 on b",
+       .transports = {{"tls", "tcp://10.0.0.6:2"}},
+       .secret = transport::PairSecret{std::byte{2}},
+       .boot_id = "b"}};
+};
+
+TEST_F(Parts, EachComesFromItsRankWithAKeyOfItsOwn) {
+  const auto sources = choose_part_sources(context_, member_, owners_).value();
+  ASSERT_EQ(sources.size(), 2U);
+  EXPECT_EQ(sources[0].source, "tcp://10.0.0.5:2");
+  EXPECT_EQ(sources[1].source, "tcp://10.0.0.6:2");
+  EXPECT_EQ(sources[0].transport, "tls");
+  const auto key = transport::derive_pair_key(
+      *owners_[1].secret, {.fence = {.epoch = 4, .run_id = {}}, .receiver = "s0"});
+  EXPECT_EQ(sources[1].key, Bytes(key.secret.begin(), key.secret.end()));
+  EXPECT_NE(sources[0].key, sources[1].key);
+}
+
+TEST_F(Parts, OnTheHostOfARankItsPlainAddressIsTaken) {
+  member_.boot_id = "a";
+  const auto sources = choose_part_sources(context_, member_, owners_).value();
+  EXPECT_EQ(sources[0].transport, "tcp");
+  EXPECT_TRUE(sources[0].key.empty());
+  EXPECT_EQ(sources[1].transport, "tls");
+}
+
+TEST_F(Parts, NobodyMapsThem) {
+  member_.boot_id = options_.boot_id;  // beside rank 0
+  EXPECT_EQ(choose_transport(options_, member_).value().kind, "memfd");
+  EXPECT_EQ(choose_transport(options_, member_, true).value().kind, "tcp");
+  EXPECT_TRUE(has_alternative(options_, member_, "tcp", true));
+  member_.transports = {{"memfd", ""}};
+  EXPECT_THAT(choose_transport(options_, member_, true).error().message(),
+              HasSubstr("parts on several hosts, so it comes as a copy"));
+  EXPECT_FALSE(has_alternative(options_, member_, "memfd", true));
+}
+
+TEST_F(Parts, ARankThatNothingReachesIsNamed) {
+  owners_[1].transports = {{"tcp", "tcp://127.0.0.1:3"}};
+  EXPECT_THAT(refusal(), AllOf(HasSubstr("rank 2 on b"), HasSubstr("`data_address`")));
+}
+
 }  // namespace
 }  // namespace wsync::coordinator

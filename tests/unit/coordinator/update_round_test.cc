@@ -214,6 +214,51 @@ TEST(Coordinator, TakeOverClaimsAboveTheHigherFence) {
   EXPECT_EQ(fleet.coordinator.phase(), CoordinatorPhase::kReady);
 }
 
+// Only who reads from the trainer is told of the ranks that serve parts.
+TEST(Coordinator, TheHeadOfAChainFetchesThePartsAndTheOthersFetchFromIt) {
+  Fleet fleet({.min_sidecars = 2});
+  for (const char* name : {"1", "2"}) fleet.from_fence(name, kNoFence, Fleet::hello(name));
+  for (const char* name : {"1", "2"}) fleet.from(name, Fleet::hello(name));
+  PublishRequested publish = Fleet::snapshot(1, fleet.coordinator.next_version().value());
+  publish.parts = Bytes(8);
+  publish.owners = {{.name = "rank 1 on b",
+                     .transports = {{"tcp", "tcp://127.0.0.1:77"}},
+                     .secret = {},
+                     .boot_id = "boot"}};
+  fleet.step(std::move(publish));
+  EXPECT_EQ(fleet.last<control::Announce>("2")->second.parts, SharedBytes(Bytes(8)));
+  for (const char* name : {"1", "2"}) fleet.accept(name);
+  const control::Stage head = fleet.last<control::Stage>("1")->second;
+  EXPECT_EQ(head.transport, "tcp") << "nobody has all of it in an arena";
+  ASSERT_EQ(head.parts.size(), 1U);
+  EXPECT_EQ(head.parts[0].source, "tcp://127.0.0.1:77");
+  const control::Stage next = fleet.last<control::Stage>("2")->second;
+  EXPECT_EQ(next.source, "tcp://127.0.0.1:" + std::to_string(10 + '1'));
+  EXPECT_TRUE(next.parts.empty());
+  // The head is lost: the next one fetches the parts itself.
+  fleet.step(PeerLost{.peer = "1"});
+  EXPECT_EQ(fleet.last<control::Stage>("2")->second.parts.size(), 1U);
+  fleet.staged("2");
+  fleet.switched("2");
+  ASSERT_EQ(fleet.rounds.size(), 1U);
+  EXPECT_TRUE(fleet.rounds[0].reply.ok) << fleet.rounds[0].reply.reason;
+}
+
+TEST(Coordinator, AnOlderSidecarRefusesAVersionWithPartsInWords) {
+  Fleet fleet({.min_sidecars = 1});
+  auto hello = Fleet::hello("1");
+  hello.capabilities &= ~control::bits(control::Capability::kParts);
+  fleet.join("1", hello);
+  PublishRequested publish = Fleet::snapshot(1, fleet.coordinator.next_version().value());
+  publish.parts = Bytes(8);
+  publish.owners = {{.name = "rank 1 on b", .transports = {{"tcp", "tcp://127.0.0.1:77"}}}};
+  fleet.step(std::move(publish));
+  fleet.accept("1");
+  ASSERT_EQ(fleet.rounds.size(), 1U);
+  EXPECT_FALSE(fleet.rounds[0].reply.ok);
+  EXPECT_THAT(fleet.rounds[0].reply.reason, testing::HasSubstr("upgrade it"));
+}
+
 TEST(Coordinator, SidecarsOnOtherHostsFormAChainAndALostLinkIsBridged) {
   Fleet fleet({.min_sidecars = 3});
   auto remote = [](const std::string& name) {

@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include "shared/base/limits.h"
+#include "shared/base/stream_copy.h"
+#include "shared/weights/content_digest.h"
 #include "trainer_side/publish/snapshot.h"
 
 namespace wsync::plugin {
@@ -451,6 +453,225 @@ TEST(RankGather, CancelEndsTheWait) {
   gather.cancel();
   EXPECT_EQ(collected.get().error().code(), ErrorCode::kCancelled);
   EXPECT_EQ(gather.collect(2, lead.tensors(), soon()).error().code(), ErrorCode::kCancelled);
+}
+
+// ---- ranks on other hosts ----
+
+// Rank 0 has the first 1000 rows of `w`, rank 1 on another host the others.
+constexpr std::uint64_t kRowBytes = 128;
+struct TwoHosts {
+  std::vector<std::byte> own = std::vector<std::byte>(1000 * kRowBytes, std::byte{3});
+  std::vector<std::byte> other = std::vector<std::byte>(1000 * kRowBytes, std::byte{5});
+  RankGather gather{2};
+  std::vector<std::uint64_t> released;
+  std::promise<control::PartWanted> wanted;
+
+  TwoHosts() {
+    gather.observe(
+        {.on_parts_wanted =
+             [this](std::uint64_t question, const RankGather::Orders& orders) {
+               control::PartWanted order = orders.at(1);
+               order.question = question;
+               wanted.set_value(order);
+             },
+         .on_parts_released = [this](std::uint64_t question) { released.push_back(question); }});
+  }
+  [[nodiscard]] static RankTensor rows(std::uint32_t rank) {
+    return {.info = {.name = "w", .dtype = DType::kU8, .shape = {2000, kRowBytes}},
+            .range = publish::ShardRange{.dim = 0, .begin = rank * 1000ULL, .length = 1000}};
+  }
+  [[nodiscard]] std::vector<RankTensor> lead() const {
+    RankTensor tensor = rows(0);
+    tensor.bytes = std::span<const std::byte>(own);
+    return {tensor};
+  }
+  [[nodiscard]] static control::RankServes serves() {
+    return {.host = "host7",
+            .boot_id = "b",
+            .transports = {{.kind = "tcp", .address = "tcp://127.0.0.1:1"}},
+            .secret = Bytes(32, std::byte{1})};
+  }
+  void join() {
+    ASSERT_TRUE(gather.join({.rank = 1, .world_size = 2, .pid = 9}).has_value());
+    ASSERT_TRUE(gather.serve({.rank = 1}, serves()).has_value());
+    ASSERT_TRUE(gather.describe({.rank = 1}, {.tensors = {to_message(rows(1))}}).has_value());
+  }
+  [[nodiscard]] Result<> report(std::uint64_t step) {
+    return gather.report({.rank = 1}, {.step = step, .content_digest = {}, .failure = {}}, {});
+  }
+  [[nodiscard]] control::PartSummed answer(const control::PartWanted& question) const {
+    control::PartSummed summed{.question = question.question,
+                               .step = question.step,
+                               .failure = {},
+                               .sums = {},
+                               .carried = {}};
+    for (const control::PartWindow& window : question.windows)
+      summed.sums.push_back(word_sum(std::span(other).subspan(window.offset, window.bytes),
+                                     {.seed = seed_of("w"), .position = window.position}));
+    return summed;
+  }
+};
+
+TEST(RankGatherOfTwoHosts, TheOtherHostsBytesStayThereAndTheirSumsCome) {
+  TwoHosts hosts;
+  hosts.join();
+  ASSERT_TRUE(hosts.report(4).has_value());
+  auto collected = std::async(std::launch::async, [&] {
+    const auto lead = hosts.lead();
+    return hosts.gather.collect(4, lead, soon());
+  });
+  const control::PartWanted wanted = hosts.wanted.get_future().get();
+  EXPECT_EQ(wanted.step, 4U);
+  // An answer to another question is dropped.
+  ASSERT_TRUE(hosts.gather.part_summed({.rank = 1}, {.question = 77, .step = 4}).has_value());
+  ASSERT_TRUE(hosts.gather.part_summed({.rank = 1}, hosts.answer(wanted)).has_value());
+  auto source = collected.get();
+  ASSERT_TRUE(source.has_value()) << source.error().message();
+  const auto parted = (*source)->parted();
+  ASSERT_NE(parted, nullptr);
+  EXPECT_EQ(parted->step(), 4U);
+  ASSERT_EQ(parted->owners().size(), 1U);
+  EXPECT_EQ(parted->owners()[0].name, "rank 1 on host7");
+  EXPECT_TRUE(parted->owners()[0].secret.has_value());
+  publish::Snapshotter snapshotter({.name = "wsync-test", .arenas = 1});
+  const auto snapshot =
+      snapshotter.take(**source, {.version = {.epoch = 1, .step = 4}, .deadline = soon()});
+  ASSERT_TRUE(snapshot.has_value()) << snapshot.error().message();
+  std::vector<std::byte> whole = hosts.own;
+  whole.insert(whole.end(), hosts.other.begin(), hosts.other.end());
+  EXPECT_EQ((*snapshot)->digests().tensors[0], tensor_digest("w", whole));
+  EXPECT_TRUE(hosts.released.empty());
+}
+
+TEST(RankGatherOfTwoHosts, AVersionOfWhichAllHasComeToRankZeroHasNoParts) {
+  TwoHosts hosts;
+  const auto rows = [](std::uint32_t rank) {
+    RankTensor tensor = TwoHosts::rows(rank);
+    tensor.info.shape = {20, kRowBytes};
+    tensor.range = publish::ShardRange{.dim = 0, .begin = rank * 10ULL, .length = 10};
+    return tensor;
+  };
+  RankTensor own = rows(0);
+  own.bytes = std::span<const std::byte>(hosts.own).first(10 * kRowBytes);
+  ASSERT_TRUE(hosts.gather.join({.rank = 1, .world_size = 2, .pid = 9}).has_value());
+  ASSERT_TRUE(hosts.gather.serve({.rank = 1}, TwoHosts::serves()).has_value());
+  ASSERT_TRUE(hosts.gather.describe({.rank = 1}, {.tensors = {to_message(rows(1))}}).has_value());
+  ASSERT_TRUE(hosts.report(4).has_value());
+  auto collected =
+      std::async(std::launch::async, [&] { return hosts.gather.collect(4, {own}, soon()); });
+  const control::PartWanted wanted = hosts.wanted.get_future().get();
+  EXPECT_TRUE(wanted.windows.empty());
+  control::PartSummed answer = hosts.answer(wanted);
+  answer.carried = {{.tensor = 0, .bytes = Bytes(10 * kRowBytes, std::byte{5})}};
+  ASSERT_TRUE(hosts.gather.part_summed({.rank = 1}, std::move(answer)).has_value());
+  const auto source = collected.get();
+  ASSERT_TRUE(source.has_value()) << source.error().message();
+  EXPECT_EQ((*source)->parted(), nullptr) << "it can be mapped";
+  EXPECT_EQ(hosts.released, std::vector<std::uint64_t>{1}) << "the rank need not keep it";
+}
+
+TEST(RankGatherOfTwoHosts, ThePartsAreReleasedWithTheLastThatNeedsThem) {
+  TwoHosts hosts;
+  hosts.join();
+  ASSERT_TRUE(hosts.report(4).has_value());
+  auto collected = std::async(std::launch::async, [&] {
+    const auto lead = hosts.lead();
+    return hosts.gather.collect(4, lead, soon());
+  });
+  const control::PartWanted wanted = hosts.wanted.get_future().get();
+  ASSERT_TRUE(hosts.gather.part_summed({.rank = 1}, hosts.answer(wanted)).has_value());
+  auto source = collected.get().value();
+  auto parted = source->parted();
+  source.reset();
+  EXPECT_TRUE(hosts.released.empty());
+  parted.reset();
+  EXPECT_EQ(hosts.released, std::vector<std::uint64_t>{1});
+}
+
+TEST(RankGatherOfTwoHosts, ARankThatIsLostBeforeItHasSummedFailsTheStepAsLost) {
+  TwoHosts hosts;
+  hosts.join();
+  ASSERT_TRUE(hosts.report(4).has_value());
+  auto collected = std::async(std::launch::async, [&] {
+    const auto lead = hosts.lead();
+    return hosts.gather.collect(4, lead, soon());
+  });
+  (void)hosts.wanted.get_future().get();
+  hosts.gather.leave({.rank = 1});
+  const auto source = collected.get();
+  ASSERT_FALSE(source.has_value());
+  EXPECT_EQ(source.error().code(), ErrorCode::kPeerLost);
+  EXPECT_THAT(source.error().message(), HasSubstr("rank 1 (process 9) disconnected before it had "
+                                                  "summed its part of step 4"));
+  EXPECT_EQ(hosts.released, std::vector<std::uint64_t>{1});
+  // The step may be published again, by the same rank or the next process of it.
+  hosts.join();
+  EXPECT_TRUE(hosts.report(4).has_value());
+}
+
+TEST(RankGatherOfTwoHosts, AReportEndsWithTheConnectionOfItsRank) {
+  TwoHosts hosts;
+  hosts.join();
+  ASSERT_TRUE(hosts.report(4).has_value());
+  hosts.gather.leave({.rank = 1});
+  hosts.gather.no_more(4);
+  const auto lead = hosts.lead();
+  EXPECT_THAT(refusal(hosts.gather.collect(4, lead, soon())), HasSubstr("rank 1 is not connected"));
+}
+
+// The loss of a rank on another host may be noticed when its next process is about to connect.
+TEST(RankGatherOfTwoHosts, TheNextProcessOfALostRankMayStillReport) {
+  TwoHosts hosts;
+  hosts.join();
+  auto collected = std::async(std::launch::async, [&] {
+    const auto lead = hosts.lead();
+    return hosts.gather.collect(4, lead, soon());
+  });
+  hosts.gather.leave({.rank = 1});
+  hosts.join();
+  ASSERT_TRUE(hosts.report(4).has_value());
+  const control::PartWanted wanted = hosts.wanted.get_future().get();
+  ASSERT_TRUE(hosts.gather.part_summed({.rank = 1}, hosts.answer(wanted)).has_value());
+  const auto source = collected.get();
+  EXPECT_TRUE(source.has_value()) << source.error().message();
+}
+
+TEST(RankGatherOfTwoHosts, ARankThatCannotServeItsPartFailsTheStep) {
+  TwoHosts hosts;
+  hosts.join();
+  ASSERT_TRUE(hosts.report(4).has_value());
+  auto collected = std::async(std::launch::async, [&] {
+    const auto lead = hosts.lead();
+    return hosts.gather.collect(4, lead, soon());
+  });
+  const control::PartWanted wanted = hosts.wanted.get_future().get();
+  ASSERT_TRUE(hosts.gather.part_summed(
+      {.rank = 1}, {.question = wanted.question, .step = 4, .failure = "it has no snapshot"}));
+  EXPECT_THAT(refusal(collected.get()), HasSubstr("rank 1: it has no snapshot"));
+}
+
+TEST(RankGatherOfTwoHosts, ARankThatDoesNotAnswerIsNamedAtTheDeadline) {
+  TwoHosts hosts;
+  hosts.join();
+  ASSERT_TRUE(hosts.report(4).has_value());
+  const auto lead = hosts.lead();
+  const auto source = hosts.gather.collect(4, lead, now() + std::chrono::milliseconds(50));
+  ASSERT_FALSE(source.has_value());
+  EXPECT_EQ(source.error().code(), ErrorCode::kDeadline);
+  EXPECT_THAT(source.error().message(), HasSubstr("rank 1 (process 9) has not summed its part"));
+}
+
+TEST(RankGatherOfTwoHosts, ADescriptionThatIsOfNoUseIsRefused) {
+  TwoHosts hosts;
+  ASSERT_TRUE(hosts.gather.join({.rank = 1, .world_size = 2, .pid = 9}).has_value());
+  control::RankServes serves = TwoHosts::serves();
+  serves.secret.pop_back();
+  EXPECT_THAT(hosts.gather.serve({.rank = 1}, serves).error().message(),
+              HasSubstr("a secret of 31 bytes, expected 32"));
+  serves = TwoHosts::serves();
+  serves.transports.clear();
+  EXPECT_THAT(hosts.gather.serve({.rank = 1}, serves).error().message(),
+              HasSubstr("rank 1 on host7 names no address"));
 }
 
 }  // namespace

@@ -18,6 +18,7 @@
 #include "shared/base/stream_copy.h"
 #include "shared/base/units.h"
 #include "shared/base/weight_limits.h"
+#include "shared/weights/parts.h"
 #include "tests/support/bytes.h"
 #include "tests/support/owner_loop.h"
 
@@ -707,6 +708,46 @@ TEST_F(StoreTest, AHeldCopyIsCheckedAgainAndOneChangedByteIsSeen) {
   EXPECT_TRUE(arena.try_write_lease({}).has_value()) << "a check keeps no lease";
   loop_.run_posted();
   EXPECT_FALSE(verdict.has_value());
+}
+
+// ---- parts ----
+
+// Leaves that are cut between parts are put together, in any order of the buckets.
+TEST_F(StoreTest, AVersionThatTravelsInPartsIsHeldAsAnyOther) {
+  Store store({.name = "parts"}, loop_.post());
+  const auto parts =
+      Parts::create(*model_.manifest, {{.tensor = 0, .part = 1, .begin = 800, .end = 1'200'000},
+                                       {.tensor = 2, .part = 2, .begin = 0, .end = 8}})
+          .value();
+  StagingJob job = model_.job(1);
+  job.transfer = std::make_shared<const BucketPlan>(
+      BucketPlan::create(*model_.manifest, model_.plan->bucket_bytes(), parts).value());
+  job.transfer_leaves = std::make_shared<const LeafTable>(*model_.manifest, *job.transfer);
+  const BucketPlan& transfer = *job.transfer;
+  const LeafTable& leaves = *job.transfer_leaves;
+  ASSERT_TRUE(store.begin_own(job, note_memory(), note()).has_value());
+  ASSERT_TRUE(loop_.run_until([&] { return memory_.has_value(); }));
+  const std::span<std::byte> into = memory_->value().data;
+  const auto arrive = [&](std::size_t bucket) {
+    std::vector<WordSum> sums;
+    for (const LeafPlace& leaf : leaves.bucket(bucket)) {
+      const auto bytes = std::span(model_.data).subspan(leaf.arena_offset, leaf.bytes);
+      std::ranges::copy(bytes, into.begin() + static_cast<std::ptrdiff_t>(leaf.arena_offset));
+      sums.push_back(word_sum(bytes, leaf.place));
+    }
+    store.bucket_arrived(bucket, sums);
+  };
+  for (std::size_t i = transfer.bucket_count(); i-- > 1;) arrive(i);
+  EXPECT_LT(store.arrived_bytes(), transfer.arena_bytes());
+  arrive(0);
+  store.all_arrived();
+  ASSERT_TRUE(finished());
+  ASSERT_TRUE(staged_->has_value()) << staged_->error().message();
+  const HeldVersion& held = ***staged_;
+  EXPECT_EQ(held.plan(), model_.plan) << "engines know nothing of parts";
+  EXPECT_EQ(held.leaves(), model_.leaves);
+  EXPECT_EQ(held.digests().leaves, model_.digests.leaves);
+  EXPECT_TRUE(held.verify(1).has_value());
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 /* libwsync_trainer: the C API for trainers. One wsync_trainer is one rank of a trainer. Rank 0
- * coordinates the fleet; the other ranks of the same host pass their shards to rank 0.
+ * coordinates the fleet; the other ranks of the same host pass their shards to rank 0, and those of
+ * other hosts (the setting `leader`) serve them to sidecars themselves.
  *
  * Order of calls: wsync_trainer_create, wsync_trainer_add_tensor for each tensor (or part of one)
  * that this rank has, wsync_trainer_start, then wsync_trainer_publish after each training step.

@@ -1,4 +1,4 @@
-#include "inference_side/staging/leaf_check.h"
+#include "shared/weights/leaf_check.h"
 
 #include <algorithm>
 #include <atomic>
@@ -7,7 +7,7 @@
 #include "shared/base/format.h"
 #include "shared/base/stream_copy.h"
 
-namespace wsync::staging {
+namespace wsync {
 
 Result<std::vector<WordSum>> sum_leaves(const LeafTable& leaves, std::span<const std::byte> arena,
                                         unsigned threads, std::stop_token stop) {
@@ -43,4 +43,4 @@ Result<> compare_leaves(const Manifest& manifest, const LeafTable& leaves,
                           leaf.place.position + leaf.bytes));
 }
 
-}  // namespace wsync::staging
+}  // namespace wsync

@@ -12,7 +12,7 @@
 #include "shared/weights/leaf_table.h"
 #include "shared/weights/manifest.h"
 
-namespace wsync::staging {
+namespace wsync {
 
 // Returns the sums of all leaves of an arena, read by so many threads. kCancelled, after the leaf
 // that each thread reads, when `stop` is requested.
@@ -24,4 +24,4 @@ namespace wsync::staging {
                                       std::span<const WordSum> expected,
                                       std::span<const WordSum> found);
 
-}  // namespace wsync::staging
+}  // namespace wsync
