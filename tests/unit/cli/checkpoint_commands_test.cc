@@ -118,9 +118,9 @@ TEST_F(CheckpointCommands, PlanCountsRoundsAndMemory) {
   EXPECT_EQ(peak.at("staged_bytes"), 3 * arena);
   // Copies are also in the sidecar, which receives one more than it keeps.
   const auto copied = run_command(service_program(), {"plan", at("first"), "--copies", "--arenas",
-                                                      "2", "--versions-held", "3", "--json"});
+                                                      "4", "--versions-held", "3", "--json"});
   EXPECT_EQ(nlohmann::json::parse(copied.out).at("result").at("peak_memory").at("staged_bytes"),
-            (2 + 4) * arena);
+            (4 + 4) * arena);
   // One in the trainer, and one in the sidecar.
   EXPECT_EQ(
       nlohmann::json::parse(copied.out).at("result").at("peak_memory").at("staged_in_place_bytes"),

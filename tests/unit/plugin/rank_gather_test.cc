@@ -464,17 +464,18 @@ struct TwoHosts {
   std::vector<std::byte> other = std::vector<std::byte>(1000 * kRowBytes, std::byte{5});
   RankGather gather{2};
   std::vector<std::uint64_t> released;
+  std::uint64_t asked = 0;
   std::promise<control::PartWanted> wanted;
 
   TwoHosts() {
     gather.observe(
         {.on_parts_wanted =
-             [this](std::uint64_t question, const RankGather::Orders& orders) {
+             [this](std::uint64_t number, const RankGather::Orders& orders) {
                control::PartWanted order = orders.at(1);
-               order.question = question;
+               order.question = asked = number;
                wanted.set_value(order);
              },
-         .on_parts_released = [this](std::uint64_t question) { released.push_back(question); }});
+         .on_parts_released = [this](std::uint64_t number) { released.push_back(number); }});
   }
   [[nodiscard]] static RankTensor rows(std::uint32_t rank) {
     return {.info = {.name = "w", .dtype = DType::kU8, .shape = {2000, kRowBytes}},
@@ -567,7 +568,7 @@ TEST(RankGatherOfTwoHosts, AVersionOfWhichAllHasComeToRankZeroHasNoParts) {
   const auto source = collected.get();
   ASSERT_TRUE(source.has_value()) << source.error().message();
   EXPECT_EQ((*source)->parted(), nullptr) << "it can be mapped";
-  EXPECT_EQ(hosts.released, std::vector<std::uint64_t>{1}) << "the rank need not keep it";
+  EXPECT_EQ(hosts.released, std::vector{hosts.asked}) << "the rank need not keep it";
 }
 
 TEST(RankGatherOfTwoHosts, ThePartsAreReleasedWithTheLastThatNeedsThem) {
@@ -585,7 +586,7 @@ TEST(RankGatherOfTwoHosts, ThePartsAreReleasedWithTheLastThatNeedsThem) {
   source.reset();
   EXPECT_TRUE(hosts.released.empty());
   parted.reset();
-  EXPECT_EQ(hosts.released, std::vector<std::uint64_t>{1});
+  EXPECT_EQ(hosts.released, std::vector{hosts.asked});
 }
 
 TEST(RankGatherOfTwoHosts, ARankThatIsLostBeforeItHasSummedFailsTheStepAsLost) {
@@ -603,7 +604,7 @@ TEST(RankGatherOfTwoHosts, ARankThatIsLostBeforeItHasSummedFailsTheStepAsLost) {
   EXPECT_EQ(source.error().code(), ErrorCode::kPeerLost);
   EXPECT_THAT(source.error().message(), HasSubstr("rank 1 (process 9) disconnected before it had "
                                                   "summed its part of step 4"));
-  EXPECT_EQ(hosts.released, std::vector<std::uint64_t>{1});
+  EXPECT_EQ(hosts.released, std::vector{hosts.asked});
   // The step may be published again, by the same rank or the next process of it.
   hosts.join();
   EXPECT_TRUE(hosts.report(4).has_value());
