@@ -21,6 +21,8 @@ void send_announce(CoordinatorContext& context, Member& member, const PublishReq
 void announce_in_round(CoordinatorContext& context, Member& member,
                        const PublishRequested& publish) {
   retry_failed_transports(member, context.now);
+  // It waits for no relay any more: that was for an earlier version.
+  member.copy_from.clear();
   const bool with_layout = member.layout != publish.layout_digest;
   send_announce(context, member, publish,
                 member.delivery.announce(publish, with_layout, context.last_round,

@@ -128,6 +128,23 @@ TEST_F(LateSidecar, OneThatHasMappedTheVersionIsAskedToPassItOn) {
   EXPECT_THAT(source("d"), testing::AnyOf(address_of("a"), address_of("c")));
 }
 
+// It was asked for the version before. Its loss does not begin the transfer of the next one.
+TEST_F(LateSidecar, WhoIsAnnouncedTheNextVersionWaitsForNoRelayOfTheOneBefore) {
+  serve({"a", "b", "d"}, true);
+  fleet.join("c", hello("c"));
+  fleet.accept("c");
+  const std::string asked = fleet.count<RelayVersion>("a") == 1   ? "a"
+                            : fleet.count<RelayVersion>("b") == 1 ? "b"
+                                                                  : "d";
+  ASSERT_EQ(fleet.count<RelayVersion>(asked), 1U);
+  fleet.publish(2);
+  ASSERT_EQ(fleet.last<Announce>("c")->second.version, (Version{1, 2}));
+  fleet.accept("c");
+  fleet.step(PeerLost{.peer = asked});
+  EXPECT_EQ(fleet.count<Stage>("c"), 0U) << "others have not accepted it";
+  EXPECT_EQ(fleet.coordinator.phase(), CoordinatorPhase::kAnnouncing);
+}
+
 TEST_F(LateSidecar, ACoordinatorThatKnowsNothingOfTheTargetAsksWhoHoldsIt) {
   serve({"a"});
   Fleet next({.record = fleet.record});  // of a trainer that has just started
