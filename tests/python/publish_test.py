@@ -251,40 +251,6 @@ class Publishing(unittest.TestCase):
         publisher.close()
 
 
-    def test_a_rank_of_another_host_serves_its_part_itself(self):
-        whole = weights_of(7, (1024, 64))
-        held = empty_like(whole)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
-        _, self.socket = self.fleet.sidecar("host", "--set", f"coordinator={address}")
-        self.replica(held)
-        publisher = self.enterContext(wsync.Publisher(settings=self.fleet.settings | {"listen": address}, rank=0, world_size=2))
-        program = self.fleet.program(OTHER_HOST, self.fleet.path("other"), self.fleet.path("state_1"), address)
-        for step in (1, 2):
-            parts = {name: wsync.Shard(whole[name][:640], (1024, 64), [(0, 0, 640)]) for name in NAMES}
-            publisher.publish(parts, step=step).wait(timeout=DEADLINE_S)
-            equal(self, held, whole)
-        code, _, said = self.fleet.end(program)
-        self.assertEqual(code, 0, said)
-        self.assertIn("a part of version 1.2 is served: 3 of its", said)
-        publisher.close()
-
-
-OTHER_HOST = """
-import sys
-import wsync
-import package_fleet
-from package_fleet import DEADLINE_S, NAMES, weights_of
-whole = weights_of(7, (1024, 64))
-settings = {"run_dir": sys.argv[1], "state_dir": sys.argv[2], "leader": sys.argv[3]}
-with wsync.Publisher(settings=settings, rank=1, world_size=2) as publisher:
-    for step in (1, 2):
-        parts = {name: wsync.Shard(whole[name][640:], (1024, 64), [(0, 640, 384)]) for name in NAMES}
-        publisher.publish(parts, step=step).wait("committed", DEADLINE_S)
-"""
-
-
 RANK_1 = """
 import sys
 import wsync
