@@ -7,7 +7,6 @@
 #include "shared/base/format.h"
 #include "shared/base/host.h"
 #include "shared/base/log.h"
-#include "shared/base/planted.h"
 #include "shared/base/weight_limits.h"
 #include "shared/transport/make_transport.h"
 #include "shared/weights/leaf_check.h"
@@ -174,7 +173,7 @@ void PartServer::keep(const control::PartsKept& kept) {
     const bool is_kept =
         std::ranges::find(kept.parts, entry.first, &control::KeptPart::step) != kept.parts.end();
     if (!is_kept) withdraw(*entry.second);
-    return !is_kept && !planted("part_is_kept_for_ever");
+    return !is_kept;
   });
   for (const control::KeptPart& each : kept.parts) {
     const auto found = parts_.find(each.step);

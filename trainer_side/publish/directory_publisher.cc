@@ -43,7 +43,7 @@ struct DirectoryPublisher::Shared {
   // Both run on the worker.
   [[nodiscard]] Result<std::string> write(const Snapshot& snapshot) {
     if (planted("directory_is_not_written")) return std::string();
-    if (snapshot.parted() && !planted("parts_are_written_with_holes"))
+    if (snapshot.parted())
       return fail(ErrorCode::kRefused,
                   fmt::format("{} is not written to {}: the ranks of its trainer are on several "
                               "hosts, and none of them has all of it",
