@@ -40,7 +40,7 @@ class Measured(KeyFleet):
 
     def __init__(self, options):
         names = [f"engines{i}" for i in range(options.hosts)]
-        addresses = {name: (f"10.0.1.{i + 1}", f"fd00::1:{i + 1}") for i, name in enumerate(names)}
+        addresses = {name: (f"10.0.0.{i + 10}", f"fd00::1:{i + 1}") for i, name in enumerate(names)}
         addresses |= {"trainer0": ("10.0.0.1", "fd00::1"), "trainer1": ("10.0.0.3", "fd00::3")}
         super().__init__(options.wsync, addresses, sidecars=[f"s{i}" for i in range(options.hosts)])
         self.options = options
