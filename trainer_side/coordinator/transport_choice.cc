@@ -57,6 +57,17 @@ const transport::PairSecret* secret_of(const CoordinatorContext& context, const 
   return nullptr;
 }
 
+// The key of the member at a source with this secret; empty for a kind without keys.
+Bytes pair_key(const CoordinatorContext& context, const Member& member, const std::string& kind,
+               const transport::PairSecret& secret) {
+  const transport::TransportTraits* traits = transport::find_transport_kind(kind);
+  if (traits == nullptr || !traits->has_keys) return {};
+  const transport::PairKey key = transport::derive_pair_key(
+      secret, {.fence = {.epoch = context.fence.epoch, .run_id = context.fence.run_id},
+               .receiver = member.name});
+  return {key.secret.begin(), key.secret.end()};
+}
+
 bool is_avoided(const Member& member, const std::string& kind) {
   const auto failure = member.failed_transports.find(kind);
   return failure != member.failed_transports.end() && failure->second.avoided;
@@ -119,14 +130,8 @@ bool may_fetch(const CoordinatorOptions& options, const Member& member, const st
 
 Bytes pair_key_of(const CoordinatorContext& context, const Member& member,
                   const control::TransportAddress& source) {
-  const transport::TransportTraits* traits = transport::find_transport_kind(source.kind);
-  if (traits == nullptr || !traits->has_keys) return {};
   const transport::PairSecret* secret = secret_of(context, member, source);
-  if (secret == nullptr) return {};
-  const transport::PairKey key = transport::derive_pair_key(
-      *secret, {.fence = {.epoch = context.fence.epoch, .run_id = context.fence.run_id},
-                .receiver = member.name});
-  return {key.secret.begin(), key.secret.end()};
+  return secret == nullptr ? Bytes() : pair_key(context, member, source.kind, *secret);
 }
 
 Result<std::vector<control::PartSource>> choose_part_sources(const CoordinatorContext& context,
@@ -151,12 +156,7 @@ Result<std::vector<control::PartSource>> choose_part_sources(const CoordinatorCo
                       "`data_address` that other hosts reach in the configuration of both",
                       owner.name, kinds_of(owner.transports)));
     sources.push_back({.transport = chosen->kind, .source = chosen->address, .key = {}});
-    const transport::TransportTraits* traits = transport::find_transport_kind(chosen->kind);
-    if (!traits->has_keys || !owner.secret) continue;
-    const transport::PairKey key = transport::derive_pair_key(
-        *owner.secret, {.fence = {.epoch = context.fence.epoch, .run_id = context.fence.run_id},
-                        .receiver = member.name});
-    sources.back().key.assign(key.secret.begin(), key.secret.end());
+    if (owner.secret) sources.back().key = pair_key(context, member, chosen->kind, *owner.secret);
   }
   return sources;
 }

@@ -321,7 +321,9 @@ void FollowerRank::handle_lost(const Error& error) {
       it->is_sent = false;
     else if (it->is_sent)
       fail_or_try_again(
-          it, refusal_ ? ErrorCode::kRefused : ErrorCode::kPeerLost,
+          it,
+          refusal_ && refusal_->code() != ErrorCode::kPeerLost ? ErrorCode::kRefused
+                                                               : ErrorCode::kPeerLost,
           fmt::format("rank 0 disconnected before it reported the outcome of step {}: {}",
                       it->order.step, problem_));
     it = next;
