@@ -17,12 +17,13 @@ import json
 import os
 import pathlib
 import statistics
-import subprocess
 import sys
 import time
 
 from hosts import why_no_hosts
 from key_fleet import BEATS, KeyFleet
+
+from trainer_process import COMMITTED, TrainerProcess
 
 KEPT = BEATS[1::2]
 WAIT = ("deadlines.stage=10m", "deadlines.publish=15m", "deadlines.gather=2m")
@@ -33,6 +34,10 @@ def bytes_of(text):
         if text.endswith(unit):
             return int(text.removesuffix(unit)) << shift
     raise SystemExit(f"--size: expected a number of MiB or GiB, found '{text}'")
+
+
+class Rank(TrainerProcess):
+    deadline_ms = 900_000
 
 
 class Measured(KeyFleet):
@@ -54,15 +59,8 @@ class Measured(KeyFleet):
         self.joined(*(f"s{i}" for i in range(self.options.hosts)))
 
     def rank(self, host, rank, *settings):
-        with self.log() as log:
-            process = subprocess.Popen(
-                self.entered(host, self.options.trainer_rank, str(rank), "2", self.options.checkpoint, "rows", *KEPT, *WAIT, *settings),
-                env=self.environment_of(host), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
-        process.log_path = log.name
-        process.args = [self.options.trainer_rank]
-        self.processes.append(process)
-        self.event(process, "started")
-        return process
+        command = (self.options.trainer_rank, str(rank), "2", self.options.checkpoint, "rows", *KEPT, *WAIT, *settings)
+        return Rank(self, self.entered(host, *command), self.environment_of(host))
 
     def processor_s(self):
         """Processor time of all processes of the fleet."""
@@ -89,21 +87,17 @@ class Measured(KeyFleet):
 
         def publish():
             for rank in ranks:
-                rank.stdin.write("publish 1\nwait 3 900000\n")
-                rank.stdin.flush()
+                rank.publish(1)
             for rank in ranks:
-                event = self.event(rank, "published")
+                event = rank.published()
                 assert event["code"] == 0, event
-            event = self.event(ranks[0], "waited")
-            assert event["code"] == 0, event
+            event = ranks[0].wait()
+            assert (event["code"], event["state"]) == (0, COMMITTED), event
             code, answer = self.ask("status")
             assert code == 0, answer
             return answer["result"]["last_update"]["staged_ns"] / 1e9
 
-        measured = self.during(("trainer0", "trainer1"), publish)
-        for rank in ranks:
-            rank.stdin.close()
-        return measured
+        return self.during(("trainer0", "trainer1"), publish)
 
     def during(self, hosts, work):
         model = self.options.bytes

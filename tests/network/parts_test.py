@@ -4,7 +4,6 @@ import os
 import pathlib
 import shutil
 import signal
-import subprocess
 import sys
 import unittest
 
@@ -12,40 +11,22 @@ from hosts import why_no_hosts
 from key_fleet import BEATS, KeyFleet
 
 from fleet import short
+from trainer_process import COMMITTED, FAILED, TrainerProcess
 from training import TINY, settings
 
 TRAINER_RANK = sys.argv.pop()
 WSYNC = sys.argv.pop()
-DEADLINE_MS = 120_000
-COMMITTED, FAILED = 3, 5
 SIZE = "64MiB"
 MODEL = 64 << 20
 KEPT = BEATS[1::2]
 
 
-class Rank:
-    """One rank of a trainer on a host, driven by its standard input."""
+class Rank(TrainerProcess):
+    deadline_ms = 120_000
 
     def __init__(self, fleet, host, rank, world_size, *settings):
-        self.fleet = fleet
-        with fleet.log() as log:
-            self.process = subprocess.Popen(
-                fleet.entered(host, TRAINER_RANK, str(rank), str(world_size), fleet.one, "rows", *KEPT, *settings),
-                env=fleet.environment_of(host), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
-        self.process.log_path = log.name
-        fleet.processes.append(self.process)
-        self.event("started")
-
-    def event(self, name):
-        return self.fleet.event(self.process, name)
-
-    def tell(self, *words):
-        self.process.stdin.write(" ".join(str(word) for word in words) + "\n")
-        self.process.stdin.flush()
-
-    def wait(self):
-        self.tell("wait", COMMITTED, DEADLINE_MS)
-        return self.event("waited")
+        command = fleet.entered(host, TRAINER_RANK, str(rank), str(world_size), fleet.one, "rows", *KEPT, *settings)
+        super().__init__(fleet, command, fleet.environment_of(host))
 
 
 class PartsFleet(KeyFleet):
@@ -55,12 +36,6 @@ class PartsFleet(KeyFleet):
         super().__init__(WSYNC)
         self.local("keys", "add", "publisher", "trainer1", "--keys", self.keys)
         self.one = self.checkpoint("one", 1, size=size)
-
-    def __exit__(self, *failure):
-        for process in self.processes:
-            if process.stdin and not process.stdin.closed:
-                process.stdin.close()
-        super().__exit__(*failure)
 
     def lead(self, world_size=2, *settings):
         return Rank(self, "trainer0", 0, world_size, f"keys={self.keys}", "listen=tcp://10.0.0.1:7000",
@@ -166,14 +141,11 @@ class PartsOfManyHosts(unittest.TestCase):
             lead = fleet.lead()
             fleet.local("keys", "add", "reader", "eve", "--keys", fleet.keys)
             # A reader may not say that it is a rank. Its program says so at once.
-            with fleet.log() as log:
-                eve = subprocess.Popen(
-                    fleet.entered("trainer1", TRAINER_RANK, "1", "2", fleet.one, "rows", "leader=tcp://trainer0:7000",
-                                  f"publisher_key={fleet.keys}/issued/reader.eve.key"),
-                    env=fleet.environment_of("trainer1"), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
-            eve.log_path = log.name
-            fleet.processes.append(eve)
-            self.assertIn("expected the key of a publisher", fleet.event(eve, "failed")["error"])
+            eve = TrainerProcess(
+                fleet, fleet.entered("trainer1", TRAINER_RANK, "1", "2", fleet.one, "rows", "leader=tcp://trainer0:7000",
+                                     f"publisher_key={fleet.keys}/issued/reader.eve.key"),
+                fleet.environment_of("trainer1"), ready="failed")
+            self.assertIn("expected the key of a publisher", eve.first["error"])
             # A key that was removed is not admitted any more, and the publish of its rank says so.
             old = shutil.copy(f"{fleet.keys}/issued/publisher.trainer1.key", fleet.path("old.key"))
             fleet.local("keys", "remove", "publisher", "trainer1", "--keys", fleet.keys)

@@ -108,6 +108,8 @@ class Fleet:
                 process.kill()
             process.wait()
             process.stdout.close()
+            if process.stdin:
+                process.stdin.close()
         kept = [] if self.halted else self.kept_loops()
         reports = [pathlib.Path(path).read_text() for path in glob.glob(self.path("sanitizer.*"))]
         shutil.rmtree(self.directory)

@@ -2,17 +2,15 @@
 import os
 import signal
 import socket
-import subprocess
 import sys
 import unittest
 
 from fleet import Fleet, short
+from trainer_process import COMMITTED, FAILED, TrainerProcess
 
 TRAINER_RANK = sys.argv.pop()
 WSYNC = sys.argv.pop()
 
-DEADLINE_MS = 60_000
-COMMITTED, FAILED = 3, 5
 MODEL = 64 << 20
 
 
@@ -22,34 +20,9 @@ def free_port():
         return probe.getsockname()[1]
 
 
-class Rank:
-    """One rank of a trainer, driven by its standard input."""
-
+class Rank(TrainerProcess):
     def __init__(self, fleet, rank, world_size, *more, cut="rows", ready="started"):
-        self.fleet, self.rank = fleet, rank
-        with fleet.log() as log:
-            self.process = subprocess.Popen(
-                [TRAINER_RANK, str(rank), str(world_size), fleet.one, *([cut] if cut else []), *more], env=fleet.environment, text=True,
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
-        self.process.log_path = log.name
-        fleet.processes.append(self.process)
-        self.first = self.event(ready)
-
-    def event(self, name):
-        return self.fleet.event(self.process, name)
-
-    def tell(self, *words):
-        self.process.stdin.write(" ".join(str(word) for word in words) + "\n")
-        self.process.stdin.flush()
-
-    def wait(self):
-        self.tell("wait", COMMITTED, DEADLINE_MS)
-        return self.event("waited")
-
-    def kill(self):
-        self.process.stdin.close()
-        self.process.kill()
-        self.process.wait()
+        super().__init__(fleet, [TRAINER_RANK, str(rank), str(world_size), fleet.one, *([cut] if cut else []), *more], ready=ready)
 
 
 class PartsFleet(Fleet):
@@ -58,12 +31,6 @@ class PartsFleet(Fleet):
         self.size = size
         self.control = f"tcp://127.0.0.1:{free_port()}"
         self.one = self.checkpoint("one", 1, size=size)
-
-    def __exit__(self, *rest):
-        for process in self.processes:
-            if process.stdin and not process.stdin.closed:
-                process.stdin.close()
-        super().__exit__(*rest)
 
     def with_engine(self):
         _, engines = self.sidecar("s0", "--set", f"coordinator={self.control}")

@@ -12,12 +12,6 @@ class PluginFleet(Fleet):
         super().__init__(wsync)
         self.trainer_rank = trainer_rank
 
-    def __exit__(self, *rest):
-        for process in self.processes:
-            if process.stdin and not process.stdin.closed:
-                process.stdin.close()
-        super().__exit__(*rest)
-
     def program(self, ready, *command):
         """A program of a test that takes commands; `ready` is the first event to wait for."""
         with self.log() as log:

@@ -7,6 +7,7 @@ import sys
 import unittest
 
 from fleet import Fleet, short
+from trainer_process import COMMITTED, FAILED, TrainerProcess
 
 EXAMPLE_ENGINE = sys.argv.pop()
 EXAMPLE_TRAINER = sys.argv.pop()
@@ -14,41 +15,15 @@ REPLACED_RANK = sys.argv.pop()
 TRAINER_RANK = sys.argv.pop()
 WSYNC = sys.argv.pop()
 
-DEADLINE_MS = 60_000
-SNAPSHOTTED, COMMITTED, FAILED = 1, 3, 5
+SNAPSHOTTED = 1
 REFUSED, DEADLINE, PEER_LOST, FENCED, PARTIAL = 3, 5, 6, 7, 13
 TENSOR = "model.layers.0.mlp.experts.0.gate_proj.weight"  # one that trainer_rank cuts
 
 
-class Rank:
-    """One rank of a trainer, driven by its standard input."""
-
+class Rank(TrainerProcess):
     def __init__(self, fleet, rank, world_size, checkpoint, *more, incarnation=0):
-        self.fleet = fleet
         program = [REPLACED_RANK, str(incarnation)] if incarnation else [TRAINER_RANK]
-        with fleet.log() as log:
-            self.process = subprocess.Popen(
-                [*program, str(rank), str(world_size), checkpoint, "log.level=warning", *more],
-                env=fleet.environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
-        fleet.processes.append(self.process)
-        self.event("started")
-
-    def event(self, name):
-        return self.fleet.event(self.process, name)
-
-    def tell(self, *words):
-        self.process.stdin.write(" ".join(str(w) for w in words) + "\n")
-        self.process.stdin.flush()
-
-    def publish(self, step):
-        self.tell("publish", step)
-
-    def published(self):
-        return self.event("published")
-
-    def wait(self, state=COMMITTED):
-        self.tell("wait", state, DEADLINE_MS)
-        return self.event("waited")
+        super().__init__(fleet, [*program, str(rank), str(world_size), checkpoint, "log.level=warning", *more])
 
     def until_fenced(self):
         def fenced():
@@ -56,23 +31,8 @@ class Rank:
             return self.event("checked")["code"] == FENCED
         self.fleet.until(fenced, "the word that another process has its place")
 
-    def end(self):
-        self.process.stdin.close()
-        return self.process.wait(timeout=60)
-
-    def kill(self):
-        self.process.stdin.close()
-        self.process.kill()
-        self.process.wait()
-
 
 class TrainerFleet(Fleet):
-    def __exit__(self, *rest):
-        for process in self.processes:
-            if process.stdin and not process.stdin.closed:
-                process.stdin.close()
-        super().__exit__(*rest)
-
     def with_engine(self):
         self.one = self.checkpoint("one", 1)
         _, engines = self.sidecar("s0")

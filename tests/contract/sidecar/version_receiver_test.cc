@@ -106,6 +106,18 @@ class VersionReceiverTest : public testing::Test {
     ASSERT_TRUE(bench_.until([&] { return is_staged; }));
   }
 
+  // The transport `tcp` of another process, on the loop of this one.
+  std::unique_ptr<transport::Transport> tcp_of(const std::string& name) {
+    auto transports =
+        transport::make_transports("tcp",
+                                   [this](std::function<void()> task, std::source_location made) {
+                                     bench_.loop().post(std::move(task), made);
+                                   },
+                                   {.run_dir = bench_.directory(), .name = name})
+            .value();
+    return std::move(transports.front());
+  }
+
   Bench bench_;
   Model model_;
   std::shared_ptr<const patch::Layout> blocks_ =
@@ -197,14 +209,7 @@ TEST_F(VersionReceiverTest, ATrainerWithoutMemoryIsNotAwaitedForEver) {
 class RelayHeldTest : public VersionReceiverTest {
  protected:
   RelayHeldTest() {
-    transport_ = std::move(
-        transport::make_transports("tcp",
-                                   [this](std::function<void()> task, std::source_location made) {
-                                     bench_.loop().post(std::move(task), made);
-                                   },
-                                   {.run_dir = bench_.directory(), .name = "late"})
-            .value()
-            .front());
+    transport_ = tcp_of("late");
     sink_ = transport_->make_sink({}).value();
   }
   void map(const Version& version) {
@@ -329,15 +334,7 @@ class PartsTest : public RelayHeldTest {
     const EngineRegistry registry{RegistryDevices{}};
     EXPECT_EQ(layouts_.check({.round = 1, .announce = announce_}, registry, store(), 2).reason, "");
     for (std::uint32_t part = 0; part < 2; ++part) {
-      ranks_.push_back(
-          std::move(transport::make_transports(
-                        "tcp",
-                        [this](std::function<void()> task, std::source_location made) {
-                          bench_.loop().post(std::move(task), made);
-                        },
-                        {.run_dir = bench_.directory(), .name = "rank" + std::to_string(part)})
-                        .value()
-                        .front()));
+      ranks_.push_back(tcp_of("rank" + std::to_string(part)));
       sources_.push_back(ranks_.back()->listen().value());
     }
   }
@@ -428,14 +425,7 @@ TEST_F(PartsTest, ALostPartIsNamedAndTheRestIsKept) {
   EXPECT_GT(sent, 0U);
   // The rank has come back at another address: nothing of part 0 travels again.
   failed_.reset();
-  ranks_[1] = std::move(
-      transport::make_transports("tcp",
-                                 [this](std::function<void()> task, std::source_location made) {
-                                   bench_.loop().post(std::move(task), made);
-                                 },
-                                 {.run_dir = bench_.directory(), .name = "rank1"})
-          .value()
-          .front());
+  ranks_[1] = tcp_of("rank1");
   sources_[1] = ranks_[1]->listen().value();
   serve(1);
   receiver_->start(start(2, true));

@@ -500,6 +500,13 @@ struct TwoHosts {
   [[nodiscard]] Result<> report(std::uint64_t step) {
     return gather.report({.rank = 1}, {.step = step, .content_digest = {}, .failure = {}}, {});
   }
+  // Rank 0 collects a step in a thread of its own.
+  [[nodiscard]] auto collect(std::uint64_t step) {
+    return std::async(std::launch::async, [this, step] {
+      const auto shards = lead();
+      return gather.collect(step, shards, soon());
+    });
+  }
   [[nodiscard]] control::PartSummed answer(const control::PartWanted& question) const {
     control::PartSummed summed{.question = question.question,
                                .step = question.step,
@@ -517,10 +524,7 @@ TEST(RankGatherOfTwoHosts, TheOtherHostsBytesStayThereAndTheirSumsCome) {
   TwoHosts hosts;
   hosts.join();
   ASSERT_TRUE(hosts.report(4).has_value());
-  auto collected = std::async(std::launch::async, [&] {
-    const auto lead = hosts.lead();
-    return hosts.gather.collect(4, lead, soon());
-  });
+  auto collected = hosts.collect(4);
   const control::PartWanted wanted = hosts.wanted.get_future().get();
   EXPECT_EQ(wanted.step, 4U);
   // An answer to another question is dropped.
@@ -575,10 +579,7 @@ TEST(RankGatherOfTwoHosts, ThePartsAreReleasedWithTheLastThatNeedsThem) {
   TwoHosts hosts;
   hosts.join();
   ASSERT_TRUE(hosts.report(4).has_value());
-  auto collected = std::async(std::launch::async, [&] {
-    const auto lead = hosts.lead();
-    return hosts.gather.collect(4, lead, soon());
-  });
+  auto collected = hosts.collect(4);
   const control::PartWanted wanted = hosts.wanted.get_future().get();
   ASSERT_TRUE(hosts.gather.part_summed({.rank = 1}, hosts.answer(wanted)).has_value());
   auto source = collected.get().value();
@@ -593,10 +594,7 @@ TEST(RankGatherOfTwoHosts, ARankThatIsLostBeforeItHasSummedFailsTheStepAsLost) {
   TwoHosts hosts;
   hosts.join();
   ASSERT_TRUE(hosts.report(4).has_value());
-  auto collected = std::async(std::launch::async, [&] {
-    const auto lead = hosts.lead();
-    return hosts.gather.collect(4, lead, soon());
-  });
+  auto collected = hosts.collect(4);
   (void)hosts.wanted.get_future().get();
   hosts.gather.leave({.rank = 1});
   const auto source = collected.get();
@@ -624,10 +622,7 @@ TEST(RankGatherOfTwoHosts, AReportEndsWithTheConnectionOfItsRank) {
 TEST(RankGatherOfTwoHosts, TheNextProcessOfALostRankMayStillReport) {
   TwoHosts hosts;
   hosts.join();
-  auto collected = std::async(std::launch::async, [&] {
-    const auto lead = hosts.lead();
-    return hosts.gather.collect(4, lead, soon());
-  });
+  auto collected = hosts.collect(4);
   hosts.gather.leave({.rank = 1});
   hosts.join();
   ASSERT_TRUE(hosts.report(4).has_value());
@@ -641,10 +636,7 @@ TEST(RankGatherOfTwoHosts, ARankThatCannotServeItsPartFailsTheStep) {
   TwoHosts hosts;
   hosts.join();
   ASSERT_TRUE(hosts.report(4).has_value());
-  auto collected = std::async(std::launch::async, [&] {
-    const auto lead = hosts.lead();
-    return hosts.gather.collect(4, lead, soon());
-  });
+  auto collected = hosts.collect(4);
   const control::PartWanted wanted = hosts.wanted.get_future().get();
   ASSERT_TRUE(hosts.gather.part_summed(
       {.rank = 1}, {.question = wanted.question, .step = 4, .failure = "it has no snapshot"}));
