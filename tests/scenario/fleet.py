@@ -103,13 +103,14 @@ class Fleet:
         return self
 
     def __exit__(self, *failure):
+        # All are killed before anything that may fail: what is left running makes every later test slow.
         for process in self.processes:
             if process.poll() is None:
                 process.kill()
+        for process in self.processes:
             process.wait()
-            process.stdout.close()
-            if process.stdin:
-                process.stdin.close()
+            for pipe in filter(None, (process.stdin, process.stdout)):
+                pipe.close()
         kept = [] if self.halted else self.kept_loops()
         reports = [pathlib.Path(path).read_text() for path in glob.glob(self.path("sanitizer.*"))]
         shutil.rmtree(self.directory)

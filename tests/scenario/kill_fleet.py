@@ -36,6 +36,7 @@ class Process:
             self.popen = subprocess.Popen([fleet.wsync, *arguments], env=fleet.environment,
                                           stdout=subprocess.PIPE, stderr=log, bufsize=0)
         self.pid = self.popen.pid
+        self.stdin = None  # it reads nothing
         self.stdout = self.popen.stdout
         fcntl_pipe_of_one_page(self.stdout)
         self.changed = threading.Condition()
