@@ -50,7 +50,7 @@ class Training:
         self.fleet = fleet
         self.pid = self.popen.pid
         # What Fleet does with every process when it leaves.
-        self.stdout = self.popen.stdout
+        self.stdin, self.stdout = None, self.popen.stdout
         self.poll, self.kill, self.wait = self.popen.poll, self.popen.kill, self.popen.wait
 
     def log(self):
