@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <numeric>
 #include <utility>
 
 #include "inference_side/sidecar/version_preparation.h"
@@ -16,6 +17,18 @@
 #include "shared/weights/patch/mapped_patch.h"
 
 namespace wsync::agent {
+namespace {
+
+// The buckets in the order in which the head of a chain fetches them: part after part. Whoever asks
+// it for them in another order waits.
+std::vector<std::uint64_t> by_parts(const BucketPlan& transfer) {
+  std::vector<std::uint64_t> order(transfer.bucket_count());
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(order, {}, [&](std::uint64_t i) { return transfer.bucket_part(i); });
+  return order;
+}
+
+}  // namespace
 
 Result<std::unique_ptr<VersionReceiver>> VersionReceiver::create(Loop& loop,
                                                                  VersionReceiverOptions options) {
@@ -304,7 +317,7 @@ void VersionReceiver::give_up_changes() {
 }
 
 // It has turned out that more than changes must travel, or that they do not fit the base.
-void VersionReceiver::begin_with_memory(const Error& why) {
+void VersionReceiver::begin_with_memory(const Error& why, const Version& unlike) {
   log_info("version {} needs memory beside that of {}: {}", arriving_->version.to_string(),
            arriving_->held_on.to_string(), why.message());
   store_->abort();
@@ -316,6 +329,7 @@ void VersionReceiver::begin_with_memory(const Error& why) {
                        .have = std::vector<bool>(arriving_->have.size(), false),
                        .own = arriving_->own,
                        .travelled_bytes = arriving_->travelled_bytes,
+                       .unlike = unlike,
                        .command = command};
   const auto begin_whole = [&]() -> Result<> {
     if (arriving_->own) return begin_own(command);
@@ -428,7 +442,7 @@ Result<> VersionReceiver::receive_part(const staging::StartStaging& command) {
   callbacks.on_failure = [this, attempt = command.attempt, part, parts = layout.part_count,
                           address = source.source](transport::StreamFailure failure) {
     if (failure.needs_memory && arriving_ && !arriving_->held_on.none())
-      return begin_with_memory(failure.error);
+      return begin_with_memory(failure.error, failure.unlike);
     if (part == 0) return failed(attempt, failure.error);
     failed(attempt, failure.error.with_context(
                         fmt::format("part {} of {} from {}", part + 1, parts, address)));
@@ -533,9 +547,11 @@ void VersionReceiver::expect_buckets(const staging::StartStaging& command,
                                      transport::FetchRequest& wanted,
                                      transport::SinkCallbacks& callbacks) {
   wanted.have = arriving_->have;
-  if (const BucketPlan& transfer = *arriving_->layout.transfer; !command.stage.parts.empty())
-    for (std::size_t i = 0; i < wanted.have.size(); ++i)
-      if (transfer.bucket_part(i) != arriving_->part) wanted.have[i] = true;
+  wanted.in_full = arriving_->passed_on;
+  const BucketPlan& transfer = *arriving_->layout.transfer;
+  if (arriving_->layout.part_count > 1) wanted.order = by_parts(transfer);
+  for (std::size_t i = 0; i < wanted.have.size() && !command.stage.parts.empty(); ++i)
+    if (transfer.bucket_part(i) != arriving_->part) wanted.have[i] = true;
   wanted.into = arriving_->destination.data;
   wanted.hold = arriving_->destination.hold;
   // The earlier offer was made without memory and names no bytes, so offer again.
@@ -552,40 +568,50 @@ void VersionReceiver::expect_buckets(const staging::StartStaging& command,
     arriving_->changes.reset();
   }
   arriving_->last_received = now();
-  callbacks.on_bucket =
-      [this, version = arriving_->version, base = wanted.base ? wanted.base->version : Version(),
-       plan = arriving_->layout.transfer](const transport::ArrivedBucket& arrived) {
-        // An arena has come in place of the changes that were asked for.
-        if (!arriving_->held_on.none() && !arrived.changes) return;
-        const std::uint64_t bucket = arrived.bucket;
-        arriving_->have[bucket] = true;
-        received_bytes_ += arrived.payload_bytes;
-        arriving_->travelled_bytes += arrived.payload_bytes;
-        if (arrived.changes) {
-          ++arriving_->by_changes;
-          arriving_->base = base;
-        }
-        const TimePoint at = now();
-        options_.trace->received({.version = version.to_string(),
-                                  .bucket = bucket,
-                                  .offset = plan->bucket_offset(bucket),
-                                  .bytes = plan->bucket_size(bucket)},
-                                 std::exchange(arriving_->last_received, at), at);
-        keep_changes(arrived);
-        const bool is_alone = !arriving_->held_on.none();
-        if (is_alone && are_too_large(*plan)) {
-          arriving_->have[bucket] = false;  // it is not passed on
-          return give_up_changes();
-        }
-        if (is_alone)
-          store_->changes_arrived(bucket, arrived.sums, arrived.changes);
-        else
-          store_->bucket_arrived(bucket, arrived.sums);
-        for (const Link& link : links_)
-          if (link.relay && arriving_->own)
-            link.relay->bucket_ready(version, bucket, arrived.digest,
-                                     is_alone ? arrived.changes : nullptr);
-      };
+  const Version version = arriving_->version;
+  callbacks.on_bucket = [this, version, base = wanted.base ? wanted.base->version : Version(),
+                         plan =
+                             arriving_->layout.transfer](const transport::ArrivedBucket& arrived) {
+    // An arena has come in place of the changes that were asked for.
+    if (!arriving_->held_on.none() && !arrived.changes) return;
+    const std::uint64_t bucket = arrived.bucket;
+    arriving_->have[bucket] = true;
+    received_bytes_ += arrived.payload_bytes;
+    arriving_->travelled_bytes += arrived.payload_bytes;
+    if (arrived.changes) {
+      ++arriving_->by_changes;
+      arriving_->base = base;
+    }
+    const TimePoint at = now();
+    options_.trace->received({.version = version.to_string(),
+                              .bucket = bucket,
+                              .offset = plan->bucket_offset(bucket),
+                              .bytes = plan->bucket_size(bucket)},
+                             std::exchange(arriving_->last_received, at), at);
+    keep_changes(arrived);
+    const bool is_alone = !arriving_->held_on.none();
+    if (is_alone && are_too_large(*plan)) {
+      arriving_->have[bucket] = false;  // it is not passed on
+      return give_up_changes();
+    }
+    if (is_alone)
+      store_->changes_arrived(bucket, arrived.sums, arrived.changes);
+    else
+      store_->bucket_arrived(bucket, arrived.sums);
+    for (const Link& link : links_)
+      if (link.relay && arriving_->own)
+        link.relay->bucket_ready(version, bucket, arrived.digest,
+                                 is_alone ? arrived.changes : nullptr,
+                                 is_alone ? std::vector<WordSum>() : arrived.sums);
+  };
+  callbacks.on_leaves = [this, version](const transport::ArrivedLeaves& arrived) {
+    if (!arriving_->own || !arriving_->held_on.none()) return;
+    arriving_->passed_on.resize(arriving_->have.size(), false);
+    arriving_->passed_on[arrived.bucket] = true;
+    if (!arrived.unlike.none()) arriving_->unlike = arrived.unlike;
+    for (const Link& link : links_)
+      if (link.relay) link.relay->leaves_ready(version, arrived);
+  };
   callbacks.on_done = [this, command](const std::optional<ArenaView>&) { part_done(command); };
 }
 
@@ -744,6 +770,7 @@ void VersionReceiver::offer_relay(const staging::StartStaging& command) {
                          .hold = arriving_->destination.hold,
                          .share = {}};
   offer.base = arriving_->held_on;
+  offer.unlike = arriving_->unlike;
   for (std::size_t i = 0; i < plan.bucket_count(); ++i)
     offer.buckets.push_back({.offset = plan.bucket_offset(i), .bytes = plan.bucket_size(i)});
   for (const Link& link : links_)
@@ -774,9 +801,9 @@ void VersionReceiver::offer_relay(const staging::HeldVersion& version) {
     if (!link.relay) continue;
     link.relay->offer(offer);
     for (std::size_t i = 0; i < plan.bucket_count(); ++i)
-      link.relay->bucket_ready(
+      link.relay->bucket_summed(
           version.version(), i,
-          bucket_digest(sums.subspan(offer.leaves->first(i), offer.leaves->bucket(i).size())));
+          sums.subspan(offer.leaves->first(i), offer.leaves->bucket(i).size()));
   }
 }
 

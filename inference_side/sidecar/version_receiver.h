@@ -148,8 +148,10 @@ class VersionReceiver {
     // It arrives as what changes from this version, and without memory; none: with memory, or as
     // a mapped arena.
     Version held_on;
-    staging::StartStaging command;                 // the last one
-    std::uint32_t part = 0;                        // of the version, which is being fetched
+    Version unlike;                 // as transport::Offer::unlike
+    std::vector<bool> passed_on;    // buckets of which leaves were offered; empty: none
+    staging::StartStaging command;  // the last one
+    std::uint32_t part = 0;         // of the version, which is being fetched
     std::optional<staging::StartStaging> waiting;  // waits for memory
     // Set when the version is verified, while the engines are prepared for it.
     std::shared_ptr<const staging::HeldVersion> held;
@@ -184,7 +186,8 @@ class VersionReceiver {
   [[nodiscard]] bool may_hold_changes(const staging::StartStaging& command) const;
   [[nodiscard]] bool are_too_large(const BucketPlan& plan) const;
   void give_up_changes();
-  void begin_with_memory(const Error& why);
+  // `unlike`: as StreamFailure::unlike.
+  void begin_with_memory(const Error& why, const Version& unlike = {});
   void begin_mapped(ArenaView view);
   void begin_completion();
   void try_to_complete();

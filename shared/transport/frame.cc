@@ -16,6 +16,7 @@ std::uint64_t bytes_max(FrameType type) {
     case FrameType::kGet:
     case FrameType::kBucket:
     case FrameType::kChanges:
+    case FrameType::kLeaves:
       return limits::kBucketBytesMax;
     case FrameType::kArena:
       return limits::kModelBytesMax;
@@ -25,6 +26,30 @@ std::uint64_t bytes_max(FrameType type) {
       return 0;
   }
   return 0;
+}
+
+// The last field has another meaning for each type.
+std::uint64_t last_field(const Frame& frame) {
+  if (frame.type == FrameType::kLeaves) return frame.offset;
+  if (frame.type != FrameType::kGet) return frame.changes_max;
+  return frame.changes_max | (frame.takes_leaves ? kTakesLeaves : 0U) |
+         (frame.takes_changes_alone ? kTakesChangesAlone : 0U);
+}
+
+void read_last_field(ByteReader& reader, Frame& frame) {
+  const auto value = reader.get<std::uint64_t>("largest changes");
+  if (frame.type == FrameType::kGet) {
+    frame.takes_leaves = (value & kTakesLeaves) != 0;
+    frame.takes_changes_alone = (value & kTakesChangesAlone) != 0;
+    frame.changes_max = value & ~(kTakesLeaves | kTakesChangesAlone);
+  } else if (frame.type == FrameType::kLeaves) {
+    frame.offset = value;
+    if (value >= limits::kBucketBytesMax)
+      reader.violate("offset", fmt::format("{}, expected less than {}, the size of a bucket", value,
+                                           limits::kBucketBytesMax));
+  } else if (value != 0) {
+    reader.violate("largest changes", "only a request has them");
+  }
 }
 
 }  // namespace
@@ -47,7 +72,7 @@ std::array<std::byte, kFrameBytes> encode_frame(const Frame& frame) {
   writer.put(frame.base.epoch);
   writer.put(std::uint32_t{0});
   writer.put(frame.base.step);
-  writer.put(frame.changes_max);
+  writer.put(last_field(frame));
   WSYNC_CHECK(writer.size() == kFrameBytes, "a frame header has a fixed size");
   std::array<std::byte, kFrameBytes> bytes;
   std::copy_n(writer.buffer().begin(), kFrameBytes, bytes.begin());
@@ -63,7 +88,7 @@ Result<Frame> decode_frame(std::span<const std::byte, kFrameBytes> bytes) {
   const auto protocol = reader.get<std::uint16_t>("protocol version");
   if (protocol != kFrameProtocol)
     reader.violate("protocol version", fmt::format("{}, expected {}", protocol, kFrameProtocol));
-  frame.type = reader.get_enum(FrameType::kChanges, "type");
+  frame.type = reader.get_enum(FrameType::kLeaves, "type");
   if (frame.type < FrameType::kGet) reader.violate("type", "value 0 is unknown");
   frame.key.fence.epoch = reader.get<std::uint64_t>("fence epoch");
   for (auto& word : frame.key.fence.run_id) word = reader.get<std::uint64_t>("fence run id");
@@ -85,13 +110,11 @@ Result<Frame> decode_frame(std::span<const std::byte, kFrameBytes> bytes) {
   if (const auto zero = reader.get<std::uint32_t>("base epoch"); zero != 0)
     reader.violate("base epoch", fmt::format("{} is behind it, expected 0", zero));
   frame.base.step = reader.get<std::uint64_t>("base step");
-  frame.changes_max = reader.get<std::uint64_t>("largest changes");
-  const bool is_get = frame.type == FrameType::kGet;
-  if (!is_get && frame.changes_max != 0)
-    reader.violate("largest changes", "only a request has them");
-  const bool may_have_base = is_get || frame.type == FrameType::kArena;
+  read_last_field(reader, frame);
+  const bool may_have_base = frame.type == FrameType::kGet || frame.type == FrameType::kArena ||
+                             frame.type == FrameType::kLeaves;
   if (frame.type == FrameType::kChanges ? frame.base.none() : !may_have_base && !frame.base.none())
-    reader.violate("base", "only a request for changes, changes, and arenas have one");
+    reader.violate("base", "only a request for changes, changes, leaves and arenas have one");
   WSYNC_TRY(reader.finish("data frame"));
   return frame;
 }

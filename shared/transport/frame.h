@@ -4,6 +4,10 @@
 //   get       sink -> source   nothing. "Send this bucket of this version."
 //   bucket    source -> sink   `bytes` of payload, then the bucket_digest() of the sums of its
 //                              leaves (16 bytes)
+//   leaves    source -> sink   the next leaves of the bucket for a sink that takes them one by one:
+//                              `bytes` of payload, then the same digest of their sums. The last
+//                              ones end the bucket. They go up to the begin of the next leaf, or
+//                              to the end of the bucket
 //   changes   source -> sink   the same bucket for a sink that holds the base which it has named:
 //                              `bytes` of leaf changes (shared/weights/patch), then the same digest
 //   arena     source -> sink   nothing; comes with the arena's descriptor (Unix socket only), and
@@ -21,10 +25,12 @@
 //          56  bytes u64 (get: size of the bucket that the sink expects)
 //          64  layout digest, low u64, high u64
 //          80  base: epoch u32 | 0 u32 | step u64. get: a version of the same layout that the sink
-//              holds, or 0.0; changes, arena: the one of the request; else 0.0
+//              holds, or 0.0; changes, arena: the one of the request; leaves: the same, if more has
+//              changed from it than the sink wants; else 0.0
 //          96  changes_max u64. get: the largest changes that the sink wants, of the bucket, or
-//          over a
-//              Unix socket of all buckets; else 0
+//              over a Unix socket of all buckets. Its two highest bits: the sink takes leaves one
+//              by one, and it takes changes alone. An older source takes that for a high limit, so
+//              it may send larger changes. leaves: offset of the first byte in the bucket; else 0
 #pragma once
 
 #include <array>
@@ -41,8 +47,19 @@ inline constexpr std::uint32_t kFrameMagic = 0x54425357;  // "WSBT"
 inline constexpr std::uint16_t kFrameProtocol = 3;
 inline constexpr std::size_t kFrameBytes = 104;
 inline constexpr std::size_t kTrailerBytes = 16;
+// Bits of changes_max.
+inline constexpr std::uint64_t kTakesLeaves = 1ULL << 63U;
+inline constexpr std::uint64_t kTakesChangesAlone = 1ULL << 62U;
 
-enum class FrameType : std::uint16_t { kGet = 1, kBucket, kWaiting, kFailure, kArena, kChanges };
+enum class FrameType : std::uint16_t {
+  kGet = 1,
+  kBucket,
+  kWaiting,
+  kFailure,
+  kArena,
+  kChanges,
+  kLeaves
+};
 
 struct Frame {
   FrameType type = FrameType::kGet;
@@ -50,8 +67,12 @@ struct Frame {
   ErrorCode code = ErrorCode::kInternal;  // failure only
   std::uint64_t bucket = 0;
   std::uint64_t bytes = 0;
-  Version base;                   // get, changes and arena only
-  std::uint64_t changes_max = 0;  // get only
+  Version base;                   // get, changes, arena and leaves only
+  std::uint64_t changes_max = 0;  // get only; below kTakesChangesAlone
+  bool takes_leaves = false;      // get only
+  // get only: the sink has no memory for the bucket. An older one does not say so.
+  bool takes_changes_alone = false;
+  std::uint64_t offset = 0;  // leaves only
 };
 
 [[nodiscard]] std::array<std::byte, kFrameBytes> encode_frame(const Frame& frame);

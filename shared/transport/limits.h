@@ -32,6 +32,9 @@ inline constexpr double kStreamLinksShare = 0.07;
 inline constexpr std::int64_t kStreamLinkHoldMs = 100;
 inline constexpr std::uint64_t kStreamSliceBytes =
     1 * kMiB;  // digested, then written while in cache
+// A larger bucket is sent leaf by leaf to a sink that takes it so: at most so many bytes at a time,
+// or one leaf. Each sink of a chain adds the time of so many bytes on every connection.
+inline constexpr std::uint64_t kStreamLeavesBytes = 1 * kMiB;
 inline constexpr std::uint64_t kStreamTextBytes = 4 * kKiB;  // reason of a failure
 inline constexpr std::int64_t kStreamWaitingMs = 500;        // keep-alive while a bucket is missing
 inline constexpr std::int64_t kStreamStallMs = 5'000;      // a peer that stalls for longer is lost

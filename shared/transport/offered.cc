@@ -51,14 +51,50 @@ Result<> Offered::judge_bucket(const Frame& get) const {
 }
 
 void Offered::set_ready(std::uint64_t bucket, const Digest& digest,
-                        std::shared_ptr<const Bytes> bucket_changes) {
+                        std::shared_ptr<const Bytes> bucket_changes,
+                        std::span<const WordSum> bucket_sums) {
   if (bucket >= ready.size()) return;
   if (has_changes_alone())
     changes[bucket] = std::move(bucket_changes);
   else if (offer.data.empty() && offer.buckets[bucket].bytes != 0)
     return;
+  // Those of an earlier arrival may be of other bytes.
+  if (bucket < sums.size() && bucket_sums.size() == leaf_count(bucket)) sums[bucket].clear();
+  add_leaves(bucket, 0, bucket_sums);
   ready[bucket] = true;
   digests[bucket] = digest;
+}
+
+void Offered::add_leaves(std::uint64_t bucket, std::size_t first, std::span<const WordSum> more) {
+  if (bucket >= sums.size() || offer.data.empty()) return;
+  std::vector<WordSum>& known = sums[bucket];
+  if (first > known.size() || more.size() > leaf_count(bucket) ||
+      first > leaf_count(bucket) - more.size())
+    return;
+  if (const std::size_t end = first + more.size(); end > known.size()) {
+    const auto fresh = more.subspan(known.size() - first);
+    known.insert(known.end(), fresh.begin(), fresh.end());
+  }
+}
+
+std::optional<LeafRun> Offered::leaves_from(std::uint64_t bucket, std::size_t leaf) const {
+  const std::size_t count = leaf_count(bucket);
+  if (leaf >= count || offer.data.empty()) return std::nullopt;
+  std::span<const WordSum> known = sums.empty() ? offer.sums : std::span(sums[bucket]);
+  if (sums.empty() && !known.empty()) known = known.subspan(offer.leaves->first(bucket), count);
+  if (leaf >= known.size()) return std::nullopt;
+  const BucketWindow whole = offer.buckets[bucket];
+  const auto leaves = offer.leaves->bucket(bucket);
+  // A run begins where the one before ends, so that the bytes between leaves travel as well.
+  const auto begin_of = [&](std::size_t index) {
+    if (index == 0) return whole.offset;
+    return index == count ? whole.offset + whole.bytes : leaves[index].arena_offset;
+  };
+  const std::uint64_t begin = begin_of(leaf);
+  std::size_t end = leaf + 1;
+  while (end < known.size() && begin_of(end + 1) - begin <= limits::kStreamLeavesBytes) ++end;
+  return LeafRun{.window = {.offset = begin, .bytes = begin_of(end) - begin},
+                 .sums = known.subspan(leaf, end - leaf)};
 }
 
 bool Offered::changes_from(const Offered& base, std::uint64_t bucket) const {

@@ -69,6 +69,10 @@ struct Offer {
   // false: bucket_ready() reports the buckets one by one. Always so for one that is held as its
   // changes alone.
   bool complete = true;
+  // Of an incomplete offer: a version from which too much has changed, as its own source has found.
+  // A sink that holds that version gets leaves as they arrive. One that takes changes alone learns
+  // at once that it needs memory.
+  Version unlike = {};
   // Keeps `data` mapped and prevents others from writing it. Released when the last byte is sent,
   // on any thread. withdraw() releases it at once if nothing is being sent. A source of copies may
   // hold it for limits::kStreamLinkHoldMs more, to tell receivers that are behind what has changed.
@@ -82,6 +86,14 @@ struct Offer {
   // A patch to this version (shared/weights/patch/mapped_patch.h) from the one before, or null.
   // Kinds that map the source send it to a sink that names a base.
   std::shared_ptr<const SealedMemory> patch = nullptr;
+};
+
+// Leaves of a bucket that has not arrived as a whole. They are in their place and were checked.
+struct ArrivedLeaves {
+  std::uint64_t bucket = 0;
+  std::size_t first = 0;      // index of the first one in its bucket
+  std::vector<WordSum> sums;  // of this leaf and those behind it
+  Version unlike = {};        // as Offer::unlike; 0.0: not known
 };
 
 struct SourceCounters {
@@ -110,8 +122,22 @@ class BucketSource {
   // with its memory. Otherwise it is answered with kPeerLost, so that its sink looks for another
   // source. A kind that maps the source sends all of them to a sink that wants them alone. Other
   // offers ignore them.
+  //
+  // `sums`: of its leaves, if it has data. A source of copies needs them to send the bucket to a
+  // sink that takes leaves one by one; without them it sends the bucket as a whole.
   virtual void bucket_ready(Version version, std::uint64_t bucket, const Digest& digest,
-                            std::shared_ptr<const Bytes> changes = nullptr) = 0;
+                            std::shared_ptr<const Bytes> changes = nullptr,
+                            std::vector<WordSum> sums = {}) = 0;
+  // The same for a bucket of which the sums of all leaves are known: its digest follows from them.
+  void bucket_summed(Version version, std::uint64_t bucket, std::span<const WordSum> sums) {
+    bucket_ready(version, bucket, bucket_digest(sums), nullptr, {sums.begin(), sums.end()});
+  }
+  // Reports that leaves of a bucket of an incomplete offer have arrived and were verified, or were
+  // written here. They must come in order, and before the bucket itself. A source of copies sends
+  // them at once to a sink that takes leaves one by one, unless it can compare the bucket with the
+  // sink's base when all of it is here. Offers that are complete, or that have no data or no
+  // leaves, ignore them, and so does a kind that maps the source.
+  virtual void leaves_ready(Version /*version*/, ArrivedLeaves /*leaves*/) {}
   // Ends an offer. Sinks that still wait for it get `reason`.
   virtual void withdraw(Version version, const std::string& reason) = 0;
   // A fence is in force. offer() does the same with its own. A kind with keys admits no receiver
@@ -148,6 +174,11 @@ struct FetchRequest {
   // Its leaves. A kind that copies needs them, to sum what arrives.
   std::shared_ptr<const LeafTable> leaves = nullptr;
   std::vector<bool> have;  // empty: none; true: already present and verified
+  // Buckets that are asked for in full, whatever the base: somebody may be reading leaves of them,
+  // and to apply changes would overwrite these for a moment. Empty: none.
+  std::vector<bool> in_full = {};
+  // All buckets in the order in which a kind that copies asks for them. Empty: in their own.
+  std::vector<std::uint64_t> order = {};
   // Data of the staging arena, data_bytes long. It is written to until done, failure or cancel().
   // Empty for a kind that maps the source.
   //
@@ -170,9 +201,11 @@ struct FetchRequest {
 struct StreamFailure {
   Error error;
   std::uint64_t first_missing = 0;  // lowest missing bucket, where the next attempt resumes
-  // The version was asked for as its changes alone, and cannot come so: a bucket came in full, or
-  // its changes do not fit the base. The error is kRefused. Begin again with memory.
+  // The version was asked for as its changes alone, and cannot come so: a bucket or leaves came in
+  // full, its changes do not fit the base, or the source says that it needs memory. The error is
+  // kRefused. Begin again with memory.
   bool needs_memory = false;
+  Version unlike = {};  // with needs_memory, as Offer::unlike; 0.0: for another reason
 };
 
 // A bucket that has arrived and was checked.
@@ -191,6 +224,9 @@ struct ArrivedBucket {
 
 struct SinkCallbacks {
   std::function<void(const ArrivedBucket& arrived)> on_bucket;
+  // Leaves of a large bucket, in order, except the last ones: on_bucket follows in their place. Not
+  // of what comes as changes, nor from a source that sends whole buckets. May be empty.
+  std::function<void(ArrivedLeaves arrived)> on_leaves = nullptr;
   // The source has a patch to this version. It is not read yet: it may be damaged, or lead from a
   // version that is not held here. Called before on_done, by kinds that map the source. May be
   // empty.

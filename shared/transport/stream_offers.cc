@@ -61,10 +61,10 @@ void StreamOffers::limit_links() {
 }
 
 void StreamOffers::bucket_ready(const Version& version, std::uint64_t bucket, const Digest& digest,
-                                Changes changes) {
+                                Changes changes, std::span<const WordSum> sums) {
   const auto offered = find(version);
   if (!offered) return;
-  offered->set_ready(bucket, digest, std::move(changes));
+  offered->set_ready(bucket, digest, std::move(changes), sums);
   if (has_receivers_ && offered->has_changes_alone() && bucket < offered->changes.size() &&
       offered->changes[bucket])
     keep(offered->offer.base, version, bucket, offered->changes[bucket]);
@@ -241,11 +241,27 @@ std::shared_ptr<Offered> StreamOffers::base_of(const Offered& target, std::uint6
   return fits ? base : nullptr;
 }
 
-Result<> StreamOffers::judge(const Offered& target, const Frame& get) const {
+Result<> StreamOffers::judge(const Offered& target, const Frame& get) {
+  has_receivers_ = true;
   auto judged = target.judge_bucket(get);
   if (!judged && judged.error().code() == ErrorCode::kPeerLost && base_of(target, get.bucket))
     return {};
+  if (judged && get.takes_changes_alone && !target.ready[get.bucket] &&
+      likeness(target, get) == Likeness::kUnlike)
+    return fail(ErrorCode::kResourceExhausted,
+                fmt::format("too much has changed from {} to {}, so it needs memory",
+                            get.base.to_string(), version_of(target).to_string()));
   return judged;
+}
+
+Likeness StreamOffers::likeness(const Offered& target, const Frame& get) const {
+  if (get.base.none() || get.base == version_of(target)) return Likeness::kUnknown;
+  if (get.base == target.offer.unlike) return Likeness::kUnlike;
+  const auto base = find_with_memory(get.base);
+  if (!base || base->offer.data.empty() || !target.offer.blocks ||
+      base->offer.key.layout != target.offer.key.layout)
+    return Likeness::kUnknown;
+  return target.ready[get.bucket] ? Likeness::kUnlike : Likeness::kNotYet;
 }
 
 Result<std::shared_ptr<const Bytes>> StreamOffers::compose(const Offered& target,

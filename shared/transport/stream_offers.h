@@ -35,6 +35,13 @@
 
 namespace wsync::transport {
 
+enum class Likeness : std::uint8_t {
+  kUnknown,  // there is nothing here to compare with
+  kNotYet,   // the bucket can be compared when all of it is here
+  kUnlike,   // more has changed than is wanted
+};
+
+// This class has more than 25 methods: offers, links, and versions that are held as changes.
 class StreamOffers {
  public:
   using Changes = ChangeLinks::Changes;
@@ -52,7 +59,7 @@ class StreamOffers {
   // See BucketSource::bucket_ready(). Changes of a version that is held as these become links, if
   // anybody has fetched from here: most relays have no receiver, and need not merge.
   void bucket_ready(const Version& version, std::uint64_t bucket, const Digest& digest,
-                    Changes changes);
+                    Changes changes, std::span<const WordSum> sums = {});
   // Ends an offer. Returns false if there is none. If links over this version are not merged yet,
   // its memory is held until merge_leaving() has done so, or the time for that is over.
   bool withdraw(const Version& version, TimePoint at);
@@ -69,7 +76,12 @@ class StreamOffers {
   [[nodiscard]] std::shared_ptr<Offered> find(const Version& version) const;
   // Whether the request can be answered with a bucket or with changes, at once or when it is ready.
   // Errors as Offered::judge_bucket(), but kPeerLost only if the bucket cannot be made here.
-  [[nodiscard]] Result<> judge(const Offered& target, const Frame& get) const;
+  // kResourceExhausted to one that takes changes alone of a bucket that is not here yet, if it is
+  // known that too much has changed.
+  [[nodiscard]] Result<> judge(const Offered& target, const Frame& get);
+  // What is known of the changes from the base of a request, after changes() has found none of a
+  // bucket that is ready.
+  [[nodiscard]] Likeness likeness(const Offered& target, const Frame& get) const;
   // The changes that are sent in place of a bucket that is ready, or nullptr: none can be told, or
   // they are larger than is wanted. `get` is a request that was judged. Blocks.
   [[nodiscard]] Changes changes(const Offered& target, const Frame& get);
@@ -125,7 +137,7 @@ class StreamOffers {
   ChangeLinks links_;
   std::set<Place> to_merge_;  // where links lead over a version, and may not be merged yet
   patch::LeafChangesMaker maker_;
-  bool has_receivers_ = false;  // somebody has fetched a bucket
+  bool has_receivers_ = false;  // somebody has asked for a bucket
 };
 
 }  // namespace wsync::transport

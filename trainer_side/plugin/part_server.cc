@@ -199,10 +199,10 @@ void PartServer::offer(Part& part, const control::KeptPart& kept) {
   for (const Server& server : servers_) {
     server.source->offer(offer);
     for (const std::uint32_t bucket : part.own)
-      server.source->bucket_ready(
+      server.source->bucket_summed(
           kept.version, bucket,
-          bucket_digest(std::span(part.sums).subspan(part.leaves->first(bucket),
-                                                     part.leaves->bucket(bucket).size())));
+          std::span(part.sums).subspan(part.leaves->first(bucket),
+                                       part.leaves->bucket(bucket).size()));
   }
   log_info("a part of version {} is served: {} of its {} buckets", kept.version.to_string(),
            part.own.size(), part.buckets.size());

@@ -182,9 +182,8 @@ Result<> LeafCopier::copy_leaf(std::size_t index, Tools& tools) {
 
 // Every thread has stored the sums of its leaves before it has counted them.
 void LeafCopier::offer(std::uint64_t bucket) const {
-  if (request_.on_bucket)
-    request_.on_bucket(bucket, bucket_digest(std::span(sums_).subspan(
-                                   table_.first(bucket), table_.bucket(bucket).size())));
+  const auto sums = std::span(sums_).subspan(table_.first(bucket), table_.bucket(bucket).size());
+  if (request_.on_bucket) request_.on_bucket(bucket, {sums.begin(), sums.end()});
 }
 
 void LeafCopier::end_with(Error error) {

@@ -74,9 +74,9 @@ Result<> Publisher::snapshot(SnapshotOrder order, OnTaken on_taken) {
     };
   if (order.on_bucket)
     request.on_bucket = [loop = &loop_, alive = alive_, on_bucket = std::move(order.on_bucket)](
-                            std::uint64_t bucket, const Digest& digest) {
-      loop->post([alive, on_bucket, bucket, digest] {
-        if (*alive) on_bucket(bucket, digest);
+                            std::uint64_t bucket, const std::vector<WordSum>& sums) {
+      loop->post([alive, on_bucket, bucket, sums] {
+        if (*alive) on_bucket(bucket, sums);
       });
     };
   request.value_cost = order.value_cost;

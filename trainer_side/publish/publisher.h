@@ -45,7 +45,7 @@ struct SnapshotOrder {
   // unless these are known as well. After it, on_bucket is called on the loop for each bucket that
   // is complete, before on_taken.
   std::function<void(const CopiedSnapshot&)> on_copy;
-  std::function<void(std::uint64_t bucket, const Digest& digest)> on_bucket;
+  std::function<void(std::uint64_t bucket, const std::vector<WordSum>& sums)> on_bucket;
   // As in SnapshotRequest. The base is the snapshot of this version that is complete when it is
   // needed; none: there is no base.
   Version base;

@@ -135,10 +135,10 @@ void ServedVersions::offer_buckets(const CopiedSnapshot& snapshot) {
 }
 
 void ServedVersions::bucket_complete(const Version& version, std::uint64_t bucket,
-                                     const Digest& digest) {
+                                     const std::vector<WordSum>& sums) {
   for (const Server& server : servers_)
     if (!server.transport->traits().maps_source)
-      server.source->bucket_ready(version, bucket, digest);
+      server.source->bucket_summed(version, bucket, sums);
 }
 
 void ServedVersions::offer(const std::shared_ptr<const Snapshot>& snapshot) {
@@ -178,8 +178,7 @@ void ServedVersions::offer_part(const std::shared_ptr<const Snapshot>& snapshot)
     std::vector<WordSum> sums;
     for (const LeafPlace& leaf : parted.leaves()->bucket(i))
       sums.push_back(whole.of(leaf, snapshot->data()));
-    const Digest digest = bucket_digest(sums);
-    for (Server* server : copying) server->source->bucket_ready(snapshot->version(), i, digest);
+    for (Server* server : copying) server->source->bucket_summed(snapshot->version(), i, sums);
   }
   observer_.on_parts(*snapshot);
 }

@@ -79,7 +79,9 @@ class ServedVersions {
   // Serves the buckets of a snapshot that is being taken, by the kinds that copy, each when it is
   // complete. offer() follows with the complete snapshot, or withdraw().
   void offer_buckets(const CopiedSnapshot& snapshot);
-  void bucket_complete(const Version& version, std::uint64_t bucket, const Digest& digest);
+  // `sums`: of its leaves.
+  void bucket_complete(const Version& version, std::uint64_t bucket,
+                       const std::vector<WordSum>& sums);
   // Serves this version until it is withdrawn. Even after that, its arena is not written again
   // before the last reader has released it. One that is held as its changes is served so, while its
   // base is served.

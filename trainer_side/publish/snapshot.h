@@ -175,10 +175,10 @@ struct SnapshotRequest {
   // Called once, on the thread of take(), when the copy begins, or the sums if the bytes are in an
   // arena already. It is not called if their sums are known as well.
   std::function<void(const CopiedSnapshot&)> on_copy = nullptr;
-  // Called when a bucket is complete, with bucket_digest() of its leaves, on the thread that has
+  // Called when a bucket is complete, with the sums of its leaves, on the thread that has
   // written its last byte. Several threads may call it at the same time, each for another bucket.
   // All calls return before take().
-  std::function<void(std::uint64_t bucket, const Digest& digest)> on_bucket = nullptr;
+  std::function<void(std::uint64_t bucket, const std::vector<WordSum>& sums)> on_bucket = nullptr;
   // A patch from this snapshot is made as well, if it is worth it, both have the same layout, and
   // somebody else still needs it when there is an arena for the new one: its own may be that arena.
   std::weak_ptr<const Snapshot> base;

@@ -252,11 +252,11 @@ void TrainerAgent::apply(const BeginSnapshot& command) {
        .on_copy = [this,
                    request](const CopiedSnapshot& snapshot) { begin_copy(request, snapshot); },
        .on_bucket =
-           [this, request](std::uint64_t bucket, const Digest& digest) {
+           [this, request](std::uint64_t bucket, const std::vector<WordSum>& sums) {
              Job& copied = jobs_.at(request);
-             copied.complete.emplace_back(bucket, digest);
+             copied.complete.emplace_back(bucket, sums);
              if (copied.streams)
-               publisher_->versions().bucket_complete(copied.version, bucket, digest);
+               publisher_->versions().bucket_complete(copied.version, bucket, sums);
            },
        .base = as_changes        ? coordinator_->target()
                : value_cost != 0 ? last_served_
@@ -378,8 +378,8 @@ void TrainerAgent::request_stream(const RequestRound& command) {
   job.version = command.version;
   job.streams = true;
   publisher_->versions().offer_buckets(snapshot);
-  for (const auto& [bucket, digest] : job.complete)
-    publisher_->versions().bucket_complete(command.version, bucket, digest);
+  for (const auto& [bucket, sums] : job.complete)
+    publisher_->versions().bucket_complete(command.version, bucket, sums);
   coordinator_->request_round({.request = command.request,
                                .version = command.version,
                                .layout_digest = snapshot.identity.layout,

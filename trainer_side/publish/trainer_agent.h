@@ -156,10 +156,11 @@ class TrainerAgent {
     // because its round may lose every sidecar.
     std::shared_ptr<Snapshot> taken;
     std::optional<CopiedSnapshot> copied;  // from the beginning of the copy to its end
-    std::vector<std::pair<std::uint64_t, Digest>> complete;  // buckets of it, with their digests
-    bool is_recorded = false;                                // its snapshot, by the recorder
-    bool streams = false;  // its buckets are served as they become complete
-    Version version;       // from then on
+    // Buckets of it, with the sums of their leaves.
+    std::vector<std::pair<std::uint64_t, std::vector<WordSum>>> complete;
+    bool is_recorded = false;  // its snapshot, by the recorder
+    bool streams = false;      // its buckets are served as they become complete
+    Version version;           // from then on
     Publisher::TakingTime snapshot_time;
   };
   TrainerAgent(Loop& loop, const config::TrainerConfig& config);

@@ -354,7 +354,7 @@ Result<std::unique_ptr<MemfdSource>> MemfdSource::listen(MemfdSourceOptions opti
 std::string MemfdSource::address() const { return server_->path(); }
 void MemfdSource::offer(Offer offer) { server_->offer(std::move(offer)); }
 void MemfdSource::bucket_ready(Version version, std::uint64_t bucket, const Digest& digest,
-                               std::shared_ptr<const Bytes> changes) {
+                               std::shared_ptr<const Bytes> changes, std::vector<WordSum>) {
   server_->bucket_ready(version, bucket, digest, std::move(changes));
 }
 void MemfdSource::withdraw(Version version, const std::string& reason) {

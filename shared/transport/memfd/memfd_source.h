@@ -34,7 +34,8 @@ class MemfdSource final : public BucketSource {
   [[nodiscard]] std::string address() const override;
   void offer(Offer offer) override;
   void bucket_ready(Version version, std::uint64_t bucket, const Digest& digest,
-                    std::shared_ptr<const Bytes> changes = nullptr) override;
+                    std::shared_ptr<const Bytes> changes = nullptr,
+                    std::vector<WordSum> sums = {}) override;
   void withdraw(Version version, const std::string& reason) override;
   [[nodiscard]] SourceCounters counters() const override;
 

@@ -5,6 +5,14 @@
 #include "shared/base/check.h"
 
 namespace wsync::transport::tcp {
+namespace {
+
+bool has_payload(const Frame& frame) {
+  return frame.type == FrameType::kBucket || frame.type == FrameType::kLeaves ||
+         frame.type == FrameType::kChanges;
+}
+
+}  // namespace
 
 std::span<std::byte> FrameReader::next() noexcept {
   switch (part_) {
@@ -44,7 +52,7 @@ Result<std::optional<ArrivedFrame>> FrameReader::header_complete() {
   auto frame = WSYNC_TRY(decode_frame(header_));
   frame_ = frame;
   auto destination = WSYNC_TRY(accept_(frame_));
-  if (frame_.type == FrameType::kBucket || frame_.type == FrameType::kChanges) {
+  if (has_payload(frame_)) {
     WSYNC_CHECK(destination.bytes.size() == frame_.bytes, "a bucket goes where it fits exactly");
     payload_ = destination.bytes;
     summer_ = LeafSummer(destination.leaves, destination.arena_offset, destination.arena);
@@ -61,7 +69,7 @@ Result<std::optional<ArrivedFrame>> FrameReader::header_complete() {
 
 ArrivedFrame FrameReader::finish_frame() {
   ArrivedFrame arrived{.frame = frame_, .text = std::exchange(text_, {})};
-  if (frame_.type == FrameType::kBucket || frame_.type == FrameType::kChanges) {
+  if (has_payload(frame_)) {
     arrived.sums = summer_.take();
     arrived.computed = bucket_digest(arrived.sums);
     arrived.promised = decode_trailer(trailer_);

@@ -23,12 +23,12 @@ namespace wsync::transport::tcp {
 struct ArrivedFrame {
   Frame frame;
   std::string text;           // failure: the reason
-  std::vector<WordSum> sums;  // bucket: of its leaves that arrived
-  Digest computed;            // bucket: bucket_digest(sums)
-  Digest promised;            // bucket and changes: digest that the source sent
+  std::vector<WordSum> sums;  // bucket and leaves: of the leaves that arrived
+  Digest computed;            // bucket and leaves: bucket_digest(sums)
+  Digest promised;            // bucket, leaves and changes: digest that the source sent
 };
 
-// Where a bucket or its changes go. Changes have no leaves.
+// Where a bucket, some of its leaves, or its changes go. Changes have no leaves.
 struct PayloadPlace {
   std::span<std::byte> bytes;
   std::span<const LeafPlace> leaves;  // in it
@@ -38,8 +38,8 @@ struct PayloadPlace {
 
 class FrameReader {
  public:
-  // Checks a header. For a bucket and for changes it returns the destination of the payload,
-  // frame.bytes long; for other types it is ignored. An error ends the stream.
+  // Checks a header. For a bucket, for leaves and for changes it returns the destination of the
+  // payload, frame.bytes long; for other types it is ignored. An error ends the stream.
   using Accept = std::function<Result<PayloadPlace>(const Frame&)>;
   explicit FrameReader(Accept accept) : accept_(std::move(accept)) {}
 

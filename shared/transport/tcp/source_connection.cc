@@ -1,11 +1,13 @@
 #include "shared/transport/tcp/source_connection.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "shared/base/check.h"
 #include "shared/base/format.h"
 #include "shared/base/log.h"
+#include "shared/base/planted.h"
 #include "shared/transport/limits.h"
 
 namespace wsync::transport::tcp {
@@ -77,7 +79,7 @@ void SourceConnection::on_read(std::size_t n) {
 }
 
 void SourceConnection::pump() {
-  if (closing_ || !is_open_ || writing_ == Writing::kBucket) return;
+  if (closing_ || !is_open_ || writing_ == Writing::kPayload) return;
   for (auto request = pending_.begin(); request != pending_.end();) {
     auto offered = shared_->offers.find(request->frame.key.version);
     if (!offered) {
@@ -89,13 +91,9 @@ void SourceConnection::pump() {
       request = pending_.erase(request);
       continue;
     }
-    if (writing_ == Writing::kNothing && offered->ready[request->frame.bucket]) {
-      const Request taken = *request;
-      request = pending_.erase(request);
-      if (start_bucket(std::move(offered), taken)) return;
-      continue;
-    }
-    ++request;
+    const bool is_done = writing_ == Writing::kNothing && start(offered, *request);
+    request = is_done ? pending_.erase(request) : std::next(request);
+    if (writing_ == Writing::kPayload) return;
   }
   if (outbox_.size() > limits::kStreamRequestsPending * limits::kStreamTextBytes)
     return close_as_garbage(Error(ErrorCode::kInvalidInput,
@@ -127,54 +125,78 @@ void SourceConnection::withdraw(Version version, const std::string& reason) {
   pump();
 }
 
-bool SourceConnection::start_bucket(std::shared_ptr<Offered> offered, const Request& request) {
-  changes_ = shared_->offers.changes(*offered, request.frame);
+bool SourceConnection::start(const std::shared_ptr<Offered>& offered, Request& request) {
+  const Frame& get = request.frame;
+  const bool is_ready = offered->ready[get.bucket];
+  // Changes are made of a bucket that is here as a whole.
+  if (is_ready && request.leaf == 0) changes_ = shared_->offers.changes(*offered, get);
+  const Likeness likeness = shared_->offers.likeness(*offered, get);
+  const bool sends_leaves =
+      get.takes_leaves && !changes_ && (likeness != Likeness::kNotYet || request.leaf != 0);
+  const auto leaves = sends_leaves ? offered->leaves_from(get.bucket, request.leaf) : std::nullopt;
+  if (!leaves) return is_ready && start_bucket(offered, request);
+  Frame frame = get;
+  frame.type = FrameType::kLeaves;
+  frame.offset = leaves->window.offset - offered->offer.buckets[get.bucket].offset;
+  frame.bytes = leaves->window.bytes;
+  if (likeness != Likeness::kUnlike || planted("too_much_change_is_not_said")) frame.base = {};
+  request.leaf += leaves->sums.size();
+  ends_bucket_ = request.leaf == offered->leaf_count(get.bucket);
+  offered_ = offered;
+  start_payload(frame, offered->offer.data.subspan(leaves->window.offset, leaves->window.bytes),
+                bucket_digest(leaves->sums));
+  return ends_bucket_;
+}
+
+bool SourceConnection::start_bucket(const std::shared_ptr<Offered>& offered,
+                                    const Request& request) {
+  Frame frame = request.frame;
   if (!changes_ && offered->has_changes_alone()) {
-    auto composed = shared_->offers.compose(*offered, request.frame.bucket);
+    auto composed = shared_->offers.compose(*offered, frame.bucket);
     if (!composed) {
       answer(request, composed.error());
-      return false;
+      return true;
     }
     composed_ = std::move(*composed);
   }
-  writing_ = Writing::kBucket;
-  offered_ = std::move(offered);
-  bucket_ = request.frame.bucket;
-  sent_ = 0;
-  trailer_sent_ = false;
-  Frame frame = request.frame;
-  frame.type = FrameType::kBucket;
+  const BucketWindow window = offered->offer.buckets[frame.bucket];
+  const Digest digest = offered->digest_of_bucket(frame.bucket);
+  frame.type = changes_ ? FrameType::kChanges : FrameType::kBucket;
   frame.changes_max = 0;
+  if (!changes_) frame.base = {};
+  ends_bucket_ = true;
+  offered_ = offered;
   if (changes_) {
-    frame.type = FrameType::kChanges;
     frame.bytes = changes_->size();
+    start_payload(frame, *changes_, digest);
+  } else if (composed_) {
+    start_payload(frame, *composed_, digest);
   } else {
-    frame.base = {};
+    start_payload(frame, offered->offer.data.subspan(window.offset, window.bytes), digest);
   }
-  header_ = encode_frame(frame);
-  small_.swap(outbox_);  // pending failures are sent first
-  write({small_, header_});
   return true;
 }
 
-std::span<const std::byte> SourceConnection::payload() const {
-  if (changes_) return *changes_;
-  if (composed_) return *composed_;
-  const BucketWindow window = offered_->offer.buckets[bucket_];
-  return offered_->offer.data.subspan(window.offset, window.bytes);
+void SourceConnection::start_payload(Frame header, std::span<const std::byte> payload,
+                                     const Digest& digest) {
+  writing_ = Writing::kPayload;
+  payload_ = payload;
+  sent_ = 0;
+  trailer_sent_ = false;
+  header_ = encode_frame(header);
+  trailer_ = encode_trailer(digest);
+  small_.swap(outbox_);  // pending failures are sent first
+  write_next_slice(header_);
 }
 
-void SourceConnection::write_next_slice() {
-  const std::span<const std::byte> payload = this->payload();
-  const std::uint64_t n = std::min(limits::kStreamSliceBytes, payload.size() - sent_);
-  if (n == 0) {
-    trailer_ = encode_trailer(offered_->digest_of_bucket(bucket_));
-    trailer_sent_ = true;
-    return write({trailer_});
-  }
-  const auto slice = payload.subspan(sent_, n);
+void SourceConnection::write_next_slice(std::span<const std::byte> header) {
+  const std::uint64_t n = std::min(limits::kStreamSliceBytes, payload_.size() - sent_);
+  const auto slice = payload_.subspan(sent_, n);
   sent_ += n;
-  write({slice});
+  trailer_sent_ = sent_ == payload_.size();
+  // The pieces that are not due are empty. `small_` is so after the first slice.
+  write({small_, header, slice,
+         trailer_sent_ ? std::span<const std::byte>(trailer_) : std::span<const std::byte>()});
 }
 
 void SourceConnection::write(std::initializer_list<std::span<const std::byte>> pieces) {
@@ -188,11 +210,12 @@ void SourceConnection::on_written() {
   last_progress_ = now();
   shared_->counters.wire_bytes += in_flight_bytes_;
   small_.clear();
-  if (writing_ == Writing::kBucket && !trailer_sent_) return write_next_slice();
-  if (writing_ == Writing::kBucket) {
+  if (writing_ == Writing::kPayload && !trailer_sent_) return write_next_slice({});
+  if (writing_ == Writing::kPayload && ends_bucket_) {
     ++shared_->counters.buckets;
     if (changes_) ++shared_->counters.changes;
   }
+  payload_ = {};
   changes_.reset();
   composed_.reset();
   writing_ = Writing::kNothing;

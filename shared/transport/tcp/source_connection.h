@@ -47,16 +47,21 @@ class SourceConnection : public std::enable_shared_from_this<SourceConnection> {
   struct Request {
     Frame frame;
     TimePoint since;
+    std::size_t leaf = 0;  // the next one; those before it have been sent one by one
   };
-  enum class Writing : std::uint8_t { kNothing, kSmall, kBucket };
+  enum class Writing : std::uint8_t { kNothing, kSmall, kPayload };
 
   void on_read(std::size_t n);
   void close_as_garbage(const Error& error);
   void answer(const Request& request, const Error& error);
-  // Returns false if the bucket cannot be sent, and the request was answered so.
-  bool start_bucket(std::shared_ptr<Offered> offered, const Request& request);
-  [[nodiscard]] std::span<const std::byte> payload() const;  // kBucket
-  void write_next_slice();
+  // Begins to send what can be sent now for this request: leaves, changes, or the whole bucket.
+  // Returns whether it is done with then. If nothing is being written, it was answered with a
+  // failure.
+  [[nodiscard]] bool start(const std::shared_ptr<Offered>& offered, Request& request);
+  [[nodiscard]] bool start_bucket(const std::shared_ptr<Offered>& offered, const Request& request);
+  void start_payload(Frame header, std::span<const std::byte> payload, const Digest& digest);
+  // `header`: what goes before it.
+  void write_next_slice(std::span<const std::byte> header);
   void write(std::initializer_list<std::span<const std::byte>> pieces);
   void on_written();
 
@@ -67,15 +72,16 @@ class SourceConnection : public std::enable_shared_from_this<SourceConnection> {
   FrameReader reader_;
   std::deque<Request> pending_;
   Writing writing_ = Writing::kNothing;
-  Bytes outbox_;                          // complete small frames that wait
-  Bytes small_;                           // complete small frames that the current write borrows
-  std::shared_ptr<Offered> offered_;      // kBucket
-  std::uint64_t bucket_ = 0;              // kBucket
-  std::shared_ptr<const Bytes> changes_;  // kBucket: sent instead of the bucket
-  // kBucket: its bytes, if the version is held as its changes alone.
-  std::shared_ptr<const Bytes> composed_;
-  std::uint64_t sent_ = 0;             // kBucket: payload bytes handed to the socket
-  bool trailer_sent_ = false;          // kBucket
+  Bytes outbox_;  // complete small frames that wait
+  Bytes small_;   // complete small frames that the current write borrows
+  // kPayload: what is being sent behind its header, and what keeps it.
+  std::span<const std::byte> payload_;
+  std::shared_ptr<const Offered> offered_;
+  std::shared_ptr<const Bytes> changes_;   // instead of the bucket
+  std::shared_ptr<const Bytes> composed_;  // the bucket, of a version held as its changes alone
+  bool ends_bucket_ = false;               // false: more leaves follow
+  std::uint64_t sent_ = 0;                 // bytes of it handed to the socket
+  bool trailer_sent_ = false;
   std::uint64_t in_flight_bytes_ = 0;  // of the current write
   std::array<std::byte, kFrameBytes> header_{};
   std::array<std::byte, kTrailerBytes> trailer_{};

@@ -1,6 +1,7 @@
 #include "shared/transport/tcp/tcp_sink.h"
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "shared/base/format.h"
@@ -25,6 +26,18 @@ Result<> check_base(const FetchRequest& wanted) {
   return {};
 }
 
+// It names every bucket once.
+Result<> check_order(const FetchRequest& wanted) {
+  std::vector<bool> is_named(wanted.buckets.size(), false);
+  for (const std::uint64_t bucket : wanted.order)
+    if (bucket < is_named.size()) is_named[bucket] = true;
+  if (wanted.order.size() == is_named.size() && std::ranges::all_of(is_named, std::identity()))
+    return {};
+  return fail(ErrorCode::kInvalidInput,
+              fmt::format("an order of {} buckets, which are not the {} of the version",
+                          wanted.order.size(), wanted.buckets.size()));
+}
+
 Result<> check_wanted(const FetchRequest& wanted) {
   if (!wanted.wants_changes_alone() && wanted.into.size() != wanted.data_bytes)
     return fail(ErrorCode::kInvalidInput,
@@ -42,6 +55,11 @@ Result<> check_wanted(const FetchRequest& wanted) {
   if (!wanted.have.empty() && wanted.have.size() != wanted.buckets.size())
     return fail(ErrorCode::kInvalidInput, fmt::format("{} buckets are marked, the version has {}",
                                                       wanted.have.size(), wanted.buckets.size()));
+  if (!wanted.in_full.empty() && wanted.in_full.size() != wanted.buckets.size())
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("{} buckets are marked as asked for in full, the version has {}",
+                            wanted.in_full.size(), wanted.buckets.size()));
+  if (!wanted.order.empty()) WSYNC_TRY(check_order(wanted));
   for (std::size_t i = 0; i < wanted.buckets.size(); ++i) {
     const BucketWindow window = wanted.buckets[i];
     if (window.bytes > limits::kBucketBytesMax || window.offset > wanted.data_bytes ||
@@ -82,6 +100,7 @@ Result<> TcpSink::receive(FetchRequest wanted, SinkCallbacks callbacks) {
                                 if (session->is_active) session->callbacks.on_bucket(arrived);
                               });
                             },
+                        .on_leaves = nullptr,
                         .on_done =
                             [post = post_, session = session_] {
                               post([=] {
@@ -96,6 +115,12 @@ Result<> TcpSink::receive(FetchRequest wanted, SinkCallbacks callbacks) {
                                   session->callbacks.on_failure(failure);
                               });
                             }};
+  if (session_->callbacks.on_leaves)
+    events.on_leaves = [post = post_, session = session_](ArrivedLeaves arrived) {
+      post([session, arrived = std::move(arrived)]() mutable {
+        if (session->is_active) session->callbacks.on_leaves(std::move(arrived));
+      });
+    };
   transfer_ = std::make_shared<Transfer>(std::move(wanted), address, std::move(make_channel),
                                          std::move(events));
   thread_.post([this_loop = thread_.loop(), transfer = transfer_, streams = options_.streams] {

@@ -1,6 +1,7 @@
 // TcpSink: receives the buckets of a version over several TCP connections, plain or protected,
 // directly into the staging arena. Each connection requests the next bucket before the current one
-// has arrived. The digest of a bucket is checked when its last byte has arrived.
+// has arrived. The digest of a bucket, or of a run of its leaves, is checked when its last byte has
+// arrived.
 #pragma once
 
 #include <functional>

@@ -43,8 +43,15 @@ class TcpSource::Server : public std::enable_shared_from_this<TcpSource::Server>
     pump();
   }
   void bucket_ready(Version version, std::uint64_t bucket, const Digest& digest,
-                    std::shared_ptr<const Bytes> changes) {
-    shared_->offers.bucket_ready(version, bucket, digest, std::move(changes));
+                    std::shared_ptr<const Bytes> changes, std::span<const WordSum> sums) {
+    shared_->offers.bucket_ready(version, bucket, digest, std::move(changes), sums);
+    pump();
+  }
+  void leaves_ready(Version version, const ArrivedLeaves& leaves) {
+    const auto offered = shared_->offers.find(version);
+    if (!offered) return;
+    if (!leaves.unlike.none()) offered->offer.unlike = leaves.unlike;
+    offered->add_leaves(leaves.bucket, leaves.first, leaves.sums);
     pump();
   }
   void withdraw(Version version, const std::string& reason) {
@@ -208,8 +215,15 @@ void TcpSource::offer(Offer offer) {
   });
 }
 void TcpSource::bucket_ready(Version version, std::uint64_t bucket, const Digest& digest,
-                             std::shared_ptr<const Bytes> changes) {
-  thread_.post([=, server = server_] { server->bucket_ready(version, bucket, digest, changes); });
+                             std::shared_ptr<const Bytes> changes, std::vector<WordSum> sums) {
+  thread_.post([=, server = server_, sums = std::move(sums)] {
+    server->bucket_ready(version, bucket, digest, changes, sums);
+  });
+}
+void TcpSource::leaves_ready(Version version, ArrivedLeaves leaves) {
+  thread_.post([server = server_, version, leaves = std::move(leaves)] {
+    server->leaves_ready(version, leaves);
+  });
 }
 void TcpSource::raise_fence(const StreamFence& fence) {
   thread_.post([=, server = server_] { server->raise_fence(fence); });

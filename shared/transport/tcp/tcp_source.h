@@ -48,7 +48,9 @@ class TcpSource final : public BucketSource {
   [[nodiscard]] std::string address() const override { return address_.to_string(); }
   void offer(Offer offer) override;
   void bucket_ready(Version version, std::uint64_t bucket, const Digest& digest,
-                    std::shared_ptr<const Bytes> changes = nullptr) override;
+                    std::shared_ptr<const Bytes> changes = nullptr,
+                    std::vector<WordSum> sums = {}) override;
+  void leaves_ready(Version version, ArrivedLeaves leaves) override;
   void withdraw(Version version, const std::string& reason) override;
   void raise_fence(const StreamFence& fence) override;
   [[nodiscard]] SourceCounters counters() const override;

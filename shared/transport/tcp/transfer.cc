@@ -65,17 +65,21 @@ void Transfer::fail_with(Error error) {
       {.error = error.with_context(fmt::format(
            "receive version {} from {}", wanted_.key.version.to_string(), source_.to_string())),
        .first_missing = static_cast<std::uint64_t>(first - wanted_.have.begin()),
-       .needs_memory = needs_memory_});
+       .needs_memory = needs_memory_,
+       .unlike = unlike_});
 }
 
 std::optional<std::uint64_t> Transfer::next_to_ask() {
-  while (cursor_ < wanted_.have.size() && wanted_.have[cursor_]) ++cursor_;
   if (planted("skipped_bucket") && cursor_ == 1 && !wanted_.have[1]) {
-    wanted_.have[cursor_++] = true;
+    wanted_.have[1] = true;
     --missing_;
   }
-  if (cursor_ == wanted_.have.size()) return std::nullopt;
-  return cursor_++;
+  while (cursor_ < wanted_.have.size()) {
+    const std::uint64_t next = wanted_.order.empty() ? cursor_ : wanted_.order[cursor_];
+    ++cursor_;
+    if (!wanted_.have[next]) return next;
+  }
+  return std::nullopt;
 }
 
 PayloadPlace Transfer::destination(std::uint64_t bucket) const {
@@ -89,12 +93,35 @@ PayloadPlace Transfer::destination(std::uint64_t bucket) const {
           .arena = wanted_.into};
 }
 
+Result<PayloadPlace> Transfer::leaves_at(std::uint64_t bucket, std::size_t first,
+                                         std::uint64_t offset, std::uint64_t bytes) const {
+  const BucketWindow window = wanted_.buckets[bucket];
+  const auto all = wanted_.leaves->bucket(bucket);
+  std::size_t last = first;
+  const std::uint64_t end = offset + bytes;
+  while (last < all.size() && all[last].arena_offset - window.offset < end) ++last;
+  const bool is_last = last == all.size();
+  const std::uint64_t end_of_last = is_last ? window.bytes : all[last].arena_offset - window.offset;
+  if (last == first || end != end_of_last)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("the source sent {} bytes of leaves of bucket {} from byte {} on, "
+                            "which do not end where a leaf ends",
+                            bytes, bucket, offset));
+  return PayloadPlace{.bytes = wanted_.into.subspan(window.offset + offset, bytes),
+                      .leaves = all.subspan(first, last - first),
+                      .arena_offset = window.offset + offset,
+                      .arena = wanted_.into};
+}
+
 Frame Transfer::request_for(std::uint64_t bucket) const {
+  const std::uint64_t bytes = wanted_.buckets[bucket].bytes;
   Frame get{.type = FrameType::kGet,
             .key = wanted_.key,
             .bucket = bucket,
-            .bytes = wanted_.buckets[bucket].bytes};
-  if (!wanted_.base) return get;
+            .bytes = bytes,
+            .takes_leaves = !is_older_source_ && bytes > limits::kStreamLeavesBytes,
+            .takes_changes_alone = !is_older_source_ && is_alone_};
+  if (!wanted_.base || (!wanted_.in_full.empty() && wanted_.in_full[bucket])) return get;
   get.base = wanted_.base->version;
   get.changes_max = is_alone_ ? changes_allowed(get.bytes) : share_of(get.bytes);
   return get;
@@ -157,8 +184,9 @@ bool Transfer::use_changes(ArrivedFrame& arrived, std::span<const std::byte> cha
   return false;
 }
 
-Error Transfer::needs_memory(std::string_view why) {
+Error Transfer::needs_memory(std::string_view why, const Version& unlike) {
   needs_memory_ = true;
+  unlike_ = unlike;
   return {ErrorCode::kRefused, fmt::format("the version cannot come as changes alone: {}", why)};
 }
 
@@ -233,8 +261,8 @@ void TransferStream::ask() {
   while (!is_closing_ && asked_.size() < limits::kStreamRequestsAhead) {
     const auto bucket = transfer_->next_to_ask();
     if (!bucket) break;
-    asked_.push_back(transfer_->request_for(*bucket));
-    send(asked_.back());
+    asked_.push_back({.frame = transfer_->request_for(*bucket), .bytes = 0, .sums = {}});
+    send(asked_.back().frame);
   }
   if (asked_.empty()) close();
 }
@@ -261,8 +289,23 @@ void TransferStream::on_read(std::size_t n) {
   if (*arrived) handle(std::move(**arrived));
 }
 
-std::deque<Frame>::iterator TransferStream::asked_for(std::uint64_t bucket) {
-  return std::ranges::find(asked_, bucket, &Frame::bucket);
+std::deque<TransferStream::Asked>::iterator TransferStream::asked_for(std::uint64_t bucket) {
+  return std::ranges::find(asked_, bucket, [](const Asked& asked) { return asked.frame.bucket; });
+}
+
+Result<PayloadPlace> TransferStream::accept_leaves(const Frame& frame, const Asked& asked) const {
+  if (!asked.frame.takes_leaves)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("the source sent leaves of bucket {}, which was asked for as a whole",
+                            frame.bucket));
+  const bool is_next = frame.offset == asked.bytes || planted("leaves_from_any_byte");
+  if (!is_next || frame.bytes > asked.frame.bytes - frame.offset)
+    return fail(
+        ErrorCode::kInvalidInput,
+        fmt::format("the source sent {} bytes of leaves of bucket {} from byte {} on, of "
+                    "whose {} bytes {} have arrived",
+                    frame.bytes, frame.bucket, frame.offset, asked.frame.bytes, asked.bytes));
+  return transfer_->leaves_at(frame.bucket, asked.sums.size(), frame.offset, frame.bytes);
 }
 
 Result<PayloadPlace> TransferStream::accept(const Frame& frame) {
@@ -273,22 +316,35 @@ Result<PayloadPlace> TransferStream::accept(const Frame& frame) {
                 fmt::format("the source sent version {}, bucket {}, which was not asked for",
                             frame.key.version.to_string(), frame.bucket));
   if (frame.type == FrameType::kChanges) {
-    if (frame.base != asked->base || frame.bytes > asked->changes_max)
+    // An older source takes the two bits behind the limit for a high one, so it may send more.
+    const bool has_bits = asked->frame.takes_leaves || asked->frame.takes_changes_alone;
+    const std::uint64_t max =
+        has_bits ? limits::stream_changes_bytes_max(asked->frame.bytes) : asked->frame.changes_max;
+    if (frame.base == asked->frame.base && frame.bytes > asked->frame.changes_max) {
+      if (transfer_->wants_changes_alone())
+        return fail(transfer_->needs_memory(
+            fmt::format("of bucket {} they are {} bytes, where at most {} are wanted", frame.bucket,
+                        frame.bytes, asked->frame.changes_max)));
+      transfer_->note_older_source();
+    }
+    if (frame.base != asked->frame.base || frame.bytes > max)
       return fail(ErrorCode::kInvalidInput,
                   fmt::format("the source sent {} bytes of changes from {} for bucket {}, at most "
                               "{} from {} were asked for",
-                              frame.bytes, frame.base.to_string(), frame.bucket, asked->changes_max,
-                              asked->base.to_string()));
+                              frame.bytes, frame.base.to_string(), frame.bucket,
+                              asked->frame.changes_max, asked->frame.base.to_string()));
     changes_.resize(frame.bytes);
     return PayloadPlace{.bytes = changes_};
   }
-  if (frame.type != FrameType::kBucket) return PayloadPlace{};
+  if (frame.type != FrameType::kBucket && frame.type != FrameType::kLeaves) return PayloadPlace{};
   // There is no place for its payload, so it is not read.
   if (transfer_->wants_changes_alone())
     return fail(transfer_->needs_memory(
         fmt::format("the source sends bucket {} in full, because it does not hold {} or because "
                     "too much has changed",
-                    frame.bucket, asked->base.to_string())));
+                    frame.bucket, asked->frame.base.to_string()),
+        frame.base));
+  if (frame.type == FrameType::kLeaves) return accept_leaves(frame, *asked);
   const auto destination = transfer_->destination(frame.bucket);
   if (destination.bytes.size() != frame.bytes)
     return fail(ErrorCode::kInvalidInput,
@@ -302,18 +358,23 @@ void TransferStream::handle(ArrivedFrame arrived) {
     case FrameType::kWaiting:
       return;
     case FrameType::kFailure:
+      if (transfer_->wants_changes_alone() && arrived.frame.code == ErrorCode::kResourceExhausted)
+        return transfer_->fail_with(
+            transfer_->needs_memory(arrived.text, asked_.front().frame.base));
       return transfer_->fail_with(Error(arrived.frame.code, arrived.text));
     case FrameType::kChanges:
       if (!transfer_->use_changes(arrived, changes_)) {
         if (is_closing_) return;
-        Frame& again = *asked_for(arrived.frame.bucket);
-        again = transfer_->request_for(arrived.frame.bucket);
-        return send(again);
+        Asked& again = *asked_for(arrived.frame.bucket);
+        again = {.frame = transfer_->request_for(arrived.frame.bucket), .bytes = 0, .sums = {}};
+        return send(again.frame);
       }
       asked_.erase(asked_for(arrived.frame.bucket));
       transfer_->bucket_arrived(std::move(arrived),
                                 std::make_shared<const Bytes>(std::exchange(changes_, {})));
       return ask();
+    case FrameType::kLeaves:
+      return handle_leaves(std::move(arrived));
     case FrameType::kBucket:
       asked_.erase(asked_for(arrived.frame.bucket));
       transfer_->bucket_arrived(std::move(arrived));
@@ -322,6 +383,34 @@ void TransferStream::handle(ArrivedFrame arrived) {
     case FrameType::kArena:
       WSYNC_CHECK(false, "accept() lets no request through");
   }
+}
+
+// Nobody else may read them before they are proven. So they are compared here, and not only when
+// the bucket is complete.
+void TransferStream::handle_leaves(ArrivedFrame arrived) {
+  Frame& frame = arrived.frame;
+  if (arrived.computed != arrived.promised && !planted("leaves_not_compared"))
+    return transfer_->fail_with(
+        Error(ErrorCode::kDigestMismatch,
+              fmt::format("leaves of bucket {} from byte {} on arrived with digest {}, the source "
+                          "says {}",
+                          frame.bucket, frame.offset, arrived.computed.to_string(),
+                          arrived.promised.to_string())));
+  const auto asked = asked_for(frame.bucket);
+  const std::size_t first = asked->sums.size();
+  asked->sums.insert(asked->sums.end(), arrived.sums.begin(), arrived.sums.end());
+  asked->bytes += frame.bytes;
+  if (asked->bytes < asked->frame.bytes)
+    return transfer_->leaves_arrived({.bucket = frame.bucket,
+                                      .first = first,
+                                      .sums = std::move(arrived.sums),
+                                      .unlike = frame.base});
+  frame.bytes = asked->bytes;
+  arrived.sums = std::move(asked->sums);
+  arrived.computed = arrived.promised = bucket_digest(arrived.sums);
+  asked_.erase(asked);
+  transfer_->bucket_arrived(std::move(arrived));
+  ask();
 }
 
 }  // namespace wsync::transport::tcp

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <gtest/gtest.h>
+#include <random>
 #include <thread>
 
 #include "inference_side/sidecar/offered_layouts.h"
@@ -14,6 +15,7 @@
 #include "shared/weights/parts.h"
 #include "shared/weights/patch/leaf_changes.h"
 #include "tests/contract/sidecar/sidecar_fixture.h"
+#include "tests/support/bytes.h"
 #include "tests/support/versions.h"
 
 namespace wsync::agent::test {
@@ -303,6 +305,97 @@ TEST_F(RelayHeldTest, WhatIsReleasedIsNotPassedOnAnyMore) {
   receiver_->release({kV1});
   EXPECT_NE(fetch(kV1), "");
   EXPECT_FALSE(receiver_->relay_held(kV1, false));
+}
+
+// A version of one bucket of eight leaves, which arrive one by one.
+class LeavesTest : public RelayHeldTest {
+ protected:
+  LeavesTest() {
+    fill_random(random_, data_);
+    for (const LeafPlace& leaf : leaves_->all())
+      sums_.push_back(
+          word_sum(std::span(data_).subspan(leaf.arena_offset, leaf.bytes), leaf.place));
+    ByteWriter layout;
+    manifest_->encode(layout);
+    announce_ = {.version = kV1,
+                 .layout_digest = manifest_->layout_digest(),
+                 .layout = std::move(layout).take(),
+                 .content_digest = digests_of_leaves(*manifest_, sums_).value().root,
+                 .bucket_bytes = kBytes,
+                 .arena_bytes = kBytes};
+    const EngineRegistry registry{RegistryDevices{}};
+    EXPECT_EQ(layouts_.check({.round = 1, .announce = announce_}, registry, store(), 2).reason, "");
+    source_->offer({.key = key(),
+                    .buckets = {{.offset = 0, .bytes = kBytes}},
+                    .data = data_,
+                    .leaves = leaves_,
+                    .complete = false});
+  }
+  [[nodiscard]] transport::StreamKey key() const {
+    return {.fence = {.epoch = fence_.epoch, .run_id = fence_.run_id},
+            .version = kV1,
+            .layout = manifest_->layout_digest()};
+  }
+  // The sidecar receives it from the trainer.
+  void start() {
+    receiver_->start({.attempt = 1,
+                      .announce = announce_,
+                      .stage = {.version = kV1,
+                                .transport = "tcp",
+                                .source = source_->address(),
+                                .content_digest = announce_.content_digest}});
+  }
+  // The next sidecar of the chain receives it from this one.
+  void join() {
+    fetched_.assign(kBytes, std::byte{});
+    const auto transports = receiver_->transports();
+    transport::FetchRequest wanted;
+    wanted.source = control::find_transport(transports, "tcp")->address;
+    wanted.key = key();
+    wanted.data_bytes = kBytes;
+    wanted.leaves = leaves_;
+    wanted.buckets = {{.offset = 0, .bytes = kBytes}};
+    wanted.into = fetched_;
+    EXPECT_TRUE(sink_->receive(
+        std::move(wanted),
+        {.on_bucket = [](const transport::ArrivedBucket&) {},
+         .on_leaves =
+             [this](const transport::ArrivedLeaves& more) { passed_on_ += more.sums.size(); },
+         .on_done = [this](const std::optional<ArenaView>&) { is_done_ = true; },
+         .on_failure =
+             [](const transport::StreamFailure& failure) {
+               ADD_FAILURE() << failure.error.message();
+             }}));
+  }
+
+  static constexpr std::uint64_t kBytes = 8 * limits::kMiB;
+  std::mt19937_64 random_{1};
+  Bytes data_ = Bytes(kBytes);
+  const std::shared_ptr<const Manifest> manifest_ = std::make_shared<const Manifest>(
+      Manifest::create({{.name = "t", .dtype = DType::kU8, .shape = {kBytes}}}).value());
+  const std::shared_ptr<const LeafTable> leaves_ =
+      std::make_shared<const LeafTable>(*manifest_, BucketPlan::create(*manifest_, kBytes).value());
+  std::vector<WordSum> sums_;
+  control::Announce announce_;
+  std::unique_ptr<transport::Transport> trainer_ = tcp_of("trainer");
+  std::unique_ptr<transport::BucketSource> source_ = trainer_->listen().value();
+  std::size_t passed_on_ = 0;
+  bool is_done_ = false;
+};
+
+TEST_F(LeavesTest, ArePassedOnBeforeTheirBucketHasArrived) {
+  source_->leaves_ready(kV1, {.bucket = 0, .first = 0, .sums = {sums_.begin(), sums_.begin() + 3}});
+  start();
+  join();
+  ASSERT_TRUE(bench_.until([&] { return passed_on_ == 3 || failed_; })) << passed_on_;
+  ASSERT_FALSE(failed_) << failed_->reason;
+  EXPECT_FALSE(staged_);
+  EXPECT_EQ(receiver_->staged_bytes(), 0U) << "a bucket counts when it is complete";
+  source_->bucket_summed(kV1, 0, sums_);
+  ASSERT_TRUE(bench_.until([&] { return (staged_ && is_done_) || failed_; }));
+  ASSERT_TRUE(staged_) << failed_->reason;
+  EXPECT_EQ(staged_->content_digest, announce_.content_digest);
+  EXPECT_EQ(fetched_, data_);
 }
 
 // A version of two parts: every other leaf is of part 1.

@@ -308,6 +308,35 @@ TEST_P(ChangesAlone, AFullBucketNeedsMemory) {
   EXPECT_TRUE(to_->receiver.holds(target_)) << to_->receiver.failure_text();
 }
 
+// Nothing has arrived there yet, and may not for a long time.
+TEST_P(ChangesAlone, AVersionThatIsKnownToHaveChangedTooMuchNeedsMemoryAtOnce) {
+  Offer offer = target_.offer();
+  offer.complete = false;
+  offer.unlike = base_.key().version;
+  const std::span<const std::byte> data = std::exchange(offer.data, {});
+  trainer_->source->offer(offer);
+  run(*to_, alone(*to_, trainer_->source->address()));
+  expect_needs_memory(*to_, "too much has changed from 1.1 to 1.2");
+  EXPECT_EQ(to_->receiver.failure->unlike, base_.key().version);
+  // Whoever has memory waits for it.
+  to_->receiver.failure.reset();
+  ASSERT_TRUE(to_->receiver.receive(to_->receiver.wanted(target_, trainer_->source->address())));
+  offer.data = data;
+  trainer_->source->offer(offer);
+  for (std::uint64_t i = 0; i < target_.buckets().size(); ++i)
+    trainer_->source->bucket_summed(target_.key().version, i, target_.sums(i));
+  ASSERT_TRUE(loop_.run_until([&] { return to_->receiver.is_over(); }));
+  EXPECT_TRUE(to_->receiver.holds(target_)) << to_->receiver.failure_text();
+  // What has arrived can be compared.
+  trainer_->source->offer(base_.offer());
+  const auto late = make_side();
+  late->receiver.on_arrived = [&](const ArrivedBucket& bucket) {
+    late->arrived.insert_or_assign(bucket.bucket, bucket);
+  };
+  run(*late, alone(*late, trainer_->source->address()));
+  expect_changes_to_target(*late);
+}
+
 TEST_P(ChangesAlone, OneFullBucketAmongChangesNeedsMemory) {
   Offer arriving = base_.offer();
   arriving.complete = false;

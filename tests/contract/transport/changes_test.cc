@@ -182,8 +182,8 @@ TEST_P(Changes, ARelayThatHoldsTheBaseSendsChangesOfWhatArrives) {
                         .blocks = target_.blocks(),
                         .complete = false,
                         .hold = relay->receiver.memory});
-  relay->receiver.relay = [&](std::uint64_t bucket, const Digest& digest) {
-    relay->source->bucket_ready(target_.key().version, bucket, digest);
+  relay->receiver.relay = [&](const ArrivedBucket& arrived) {
+    relay->source->bucket_ready(target_.key().version, arrived.bucket, arrived.digest);
   };
   FetchRequest last = to_->receiver.wanted(target_, relay->source->address());
   last.base = held_base();

@@ -5,57 +5,12 @@
 #include <utility>
 
 #include "shared/base/units.h"
-#include "shared/transport/make_transport.h"
-#include "tests/contract/transport/stream_fixture.h"
-#include "tests/support/private_directory.h"
+#include "tests/contract/transport/relay_fixture.h"
 
 namespace wsync::transport {
 namespace {
 
-constexpr std::chrono::milliseconds kOfferWait{5'000};
-
-// One process's data side: what it serves and what it receives.
-struct Host {
-  Host(std::unique_ptr<Transport> made, std::uint64_t bytes)
-      : transport(std::move(made)),
-        source(transport->listen().value()),
-        receiver(transport->make_sink({}).value(), bytes) {}
-
-  // Begins to receive, and serves each bucket as soon as it is there.
-  void join_chain(const TestVersion& version, const std::string& predecessor) {
-    source->offer({.key = version.key(),
-                   .buckets = version.buckets(),
-                   .data = *receiver.memory,
-                   .complete = false,
-                   .hold = receiver.memory});
-    receiver.relay = [this, &version](std::uint64_t bucket, const Digest& digest) {
-      source->bucket_ready(version.key().version, bucket, digest);
-    };
-    const auto begun = receiver.receive(receiver.wanted(version, predecessor));
-    EXPECT_TRUE(begun.has_value()) << begun.error().message();
-  }
-
-  std::unique_ptr<Transport> transport;
-  std::unique_ptr<BucketSource> source;
-  Receiver receiver;
-};
-
-class Relay : public ::testing::TestWithParam<TransportTraits> {
- protected:
-  [[nodiscard]] std::unique_ptr<Transport> make(std::chrono::milliseconds offer_wait = kOfferWait) {
-    return make_transport(GetParam().kind, loop.post(),
-                          {.run_dir = directory_.path().string(),
-                           .name = "host" + std::to_string(++made_),
-                           .secret = kTestSecret,
-                           .offer_wait = offer_wait})
-        .value();
-  }
-  OwnerLoop loop;
-
- private:
-  PrivateDirectory directory_{"wsync_relay"};
-  int made_ = 0;
-};
+class Relay : public RelayTest {};
 
 TEST_P(Relay, TwoSidecarsCostTheTrainerOneModel) {
   const TestVersion version(1, 24 * limits::kMiB + 300);

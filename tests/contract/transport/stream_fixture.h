@@ -59,7 +59,8 @@ class TestVersion {
             "wsync-test") {}
 
   using Fill = std::function<void(std::span<std::byte> out)>;
-  TestVersion(std::uint64_t step, std::uint64_t bytes, const Fill& fill, const std::string& name)
+  TestVersion(std::uint64_t step, std::uint64_t bytes, const Fill& fill, const std::string& name,
+              std::uint64_t bucket_bytes = kBucketBytes)
       : key_{.fence = {.epoch = 5, .run_id = {1, 2}},
              .version = {.epoch = 1, .step = step},
              .layout = {.low = 11, .high = 22}} {
@@ -71,17 +72,17 @@ class TestVersion {
                                           .version_epoch = key_.version.epoch,
                                           .version_step = key_.version.step,
                                           .layout = key_.layout,
-                                          .bucket_bytes = kBucketBytes});
+                                          .bucket_bytes = bucket_bytes});
     EXPECT_TRUE(lease.has_value());
     fill(lease->data());
     std::move(*lease).complete(digest_of(arena_->data()));
-    for (std::uint64_t at = 0; at < bytes; at += kBucketBytes)
-      buckets_.push_back({.offset = at, .bytes = std::min(kBucketBytes, bytes - at)});
+    for (std::uint64_t at = 0; at < bytes; at += bucket_bytes)
+      buckets_.push_back({.offset = at, .bytes = std::min(bucket_bytes, bytes - at)});
     // The bytes are those of one tensor.
     const auto manifest = std::make_shared<const Manifest>(
         Manifest::create({{.name = "t", .dtype = DType::kU8, .shape = {bytes}}}).value());
     leaves_ = std::make_shared<const LeafTable>(
-        *manifest, BucketPlan::create(*manifest, kBucketBytes).value());
+        *manifest, BucketPlan::create(*manifest, bucket_bytes).value());
     blocks_ = std::make_shared<const patch::Layout>(manifest);
     for (const LeafPlace& leaf : leaves_->all())
       sums_->push_back(word_sum(data().subspan(leaf.arena_offset, leaf.bytes), leaf.place));
@@ -96,10 +97,14 @@ class TestVersion {
   [[nodiscard]] const std::shared_ptr<const LeafTable>& leaves() const { return leaves_; }
   [[nodiscard]] const std::shared_ptr<const patch::Layout>& blocks() const { return blocks_; }
   [[nodiscard]] const std::vector<WordSum>& sums() const { return *sums_; }
-  // What is sent behind the bucket.
-  [[nodiscard]] Digest digest(std::uint64_t i) const {
-    return bucket_digest(std::span(*sums_).subspan(leaves_->first(i), leaves_->bucket(i).size()));
+  // Those of the leaves of a bucket.
+  [[nodiscard]] std::vector<WordSum> sums(std::uint64_t bucket) const {
+    const auto all =
+        std::span(*sums_).subspan(leaves_->first(bucket), leaves_->bucket(bucket).size());
+    return {all.begin(), all.end()};
   }
+  // What is sent behind the bucket.
+  [[nodiscard]] Digest digest(std::uint64_t i) const { return bucket_digest(sums(i)); }
   [[nodiscard]] SharedArena& arena() const { return *arena_; }
 
   [[nodiscard]] Offer offer() const {
@@ -151,8 +156,13 @@ struct Receiver {
                                   if (arrived.changes) ++by_changes;
                                   payload_bytes += arrived.payload_bytes;
                                   for (const WordSum& sum : arrived.sums) received += sum;
-                                  if (relay) relay(arrived.bucket, arrived.digest);
+                                  if (relay) relay(arrived);
                                   if (on_arrived) on_arrived(arrived);
+                                },
+                            .on_leaves =
+                                [this](ArrivedLeaves arrived) {
+                                  leaves.push_back(std::move(arrived));
+                                  if (relay_leaves) relay_leaves(leaves.back());
                                 },
                             .on_patch =
                                 [this](std::shared_ptr<const SealedMemory> arrived) {
@@ -181,7 +191,9 @@ struct Receiver {
   std::size_t by_changes = 0;  // buckets of which only what changes has come
   std::uint64_t payload_bytes = 0;
   WordSum received;  // of all leaves
-  std::function<void(std::uint64_t, const Digest&)> relay;
+  std::vector<ArrivedLeaves> leaves;
+  std::function<void(const ArrivedBucket&)> relay;
+  std::function<void(const ArrivedLeaves&)> relay_leaves;
   std::function<void(const ArrivedBucket&)> on_arrived;
   int done = 0;
   std::optional<ArenaView> view;

@@ -11,6 +11,7 @@
 #include "shared/base/clock.h"
 #include "shared/base/tcp_address.h"
 #include "shared/base/units.h"
+#include "shared/base/weight_limits.h"
 #include "shared/transport/frame.h"
 #include "shared/transport/limits.h"
 #include "shared/transport/tcp/tcp_sink.h"
@@ -302,6 +303,143 @@ TEST_F(TcpPeer, SourceThatSendsGarbageOrWhatWasNotAskedFails) {
   ASSERT_TRUE(receiver_.receive(receiver_.wanted(version_, source.address())).has_value());
   ASSERT_TRUE(loop_.run_until([&] { return receiver_.is_over(); }));
   EXPECT_THAT(receiver_.failure_text(), HasSubstr("magic"));
+}
+
+// A version of one bucket of eight leaves.
+class FalseLeaves : public TcpPeer {
+ protected:
+  static constexpr std::uint64_t kBytes = 8 * limits::kMiB;
+
+  // What a source sends of bucket 0, with the right digest.
+  [[nodiscard]] Bytes leaves(std::uint64_t offset, std::uint64_t bytes) const {
+    std::vector<WordSum> sums;
+    for (const LeafPlace& leaf : large_.leaves()->all())
+      if (leaf.arena_offset >= offset && leaf.arena_offset + leaf.bytes <= offset + bytes)
+        sums.push_back(large_.sums()[leaf.arena_offset / limits::kLeafBytes]);
+    Bytes sent;
+    const auto append = [&sent](const auto& more) {
+      const auto from = std::as_bytes(std::span(more));
+      sent.insert(sent.end(), from.begin(), from.end());
+    };
+    append(encode_frame({.type = FrameType::kLeaves,
+                         .key = large_.key(),
+                         .bucket = 0,
+                         .bytes = bytes,
+                         .offset = offset}));
+    append(large_.data().subspan(offset, bytes));
+    append(encode_trailer(bucket_digest(sums)));
+    return sent;
+  }
+  void fetch(std::initializer_list<Bytes> sent) {
+    Bytes all;
+    for (const Bytes& each : sent) all.insert(all.end(), each.begin(), each.end());
+    const FalseSource source(all);
+    FetchRequest wanted = sink_.wanted(large_, source.address());
+    wanted.stall_deadline = std::chrono::seconds(30);
+    sink_.failure.reset();
+    ASSERT_TRUE(sink_.receive(std::move(wanted)).has_value());
+    ASSERT_TRUE(loop_.run_until([&] { return sink_.is_over(); }));
+  }
+  TestVersion large_{1, kBytes,
+                     [](std::span<std::byte> out) {
+                       std::mt19937_64 random(1);
+                       fill_random(random, out);
+                     },
+                     "wsync-test", kBytes};
+  Receiver sink_{std::make_unique<tcp::TcpSink>(*thread_, loop_.post()), kBytes};
+};
+
+TEST_F(FalseLeaves, ThatEndTheBucketAreTaken) {
+  fetch({leaves(0, limits::kMiB), leaves(limits::kMiB, kBytes - limits::kMiB)});
+  EXPECT_TRUE(sink_.holds(large_)) << sink_.failure_text();
+}
+
+TEST_F(FalseLeaves, OfAnotherPlaceThanTheNextAreRefused) {
+  for (const auto& [first, second] :
+       {std::pair{leaves(limits::kMiB, limits::kMiB), Bytes()},
+        std::pair{leaves(0, limits::kMiB), leaves(0, limits::kMiB)},
+        std::pair{leaves(0, limits::kMiB), leaves(2 * limits::kMiB, limits::kMiB)}}) {
+    fetch({first, second});
+    EXPECT_THAT(sink_.failure_text(), HasSubstr("of whose 8388608 bytes"));
+  }
+}
+
+TEST_F(FalseLeaves, ThatDoNotEndWithALeafAreRefused) {
+  for (const std::uint64_t bytes :
+       {std::uint64_t{0}, std::uint64_t{8}, limits::kMiB - 8, limits::kMiB + 8, kBytes - 8}) {
+    fetch({leaves(0, bytes)});
+    EXPECT_THAT(sink_.failure_text(), HasSubstr("do not end where a leaf ends")) << bytes;
+  }
+}
+
+TEST_F(FalseLeaves, BehindTheEndOfTheBucketAreRefused) {
+  Bytes longer = leaves(0, kBytes);
+  Frame header = *decode_frame(std::span(longer).first<kFrameBytes>());
+  header.bytes += 8;
+  std::ranges::copy(encode_frame(header), longer.begin());
+  fetch({longer});
+  EXPECT_THAT(sink_.failure_text(), HasSubstr("8388616 bytes of leaves of bucket 0 from byte 0"));
+}
+
+TEST_F(FalseLeaves, OfASmallBucketWereNotAskedFor) {
+  Frame frame = get(0);
+  frame.type = FrameType::kLeaves;
+  const FalseSource source(encode_frame(frame));
+  ASSERT_TRUE(receiver_.receive(receiver_.wanted(version_, source.address())).has_value());
+  ASSERT_TRUE(loop_.run_until([&] { return receiver_.is_over(); }));
+  EXPECT_THAT(receiver_.failure_text(), HasSubstr("which was asked for as a whole"));
+}
+
+// Sockets play the receiver.
+class LeavesPeer : public FalseLeaves {
+ protected:
+  void ask(bool takes_leaves) const {
+    send_all(peer_.get(), encode_frame({.type = FrameType::kGet,
+                                        .key = large_.key(),
+                                        .bucket = 0,
+                                        .bytes = kBytes,
+                                        .takes_leaves = takes_leaves}));
+  }
+  // The next frame, whose payload is thrown away.
+  [[nodiscard]] Frame receive() const {
+    std::array<std::byte, kFrameBytes> bytes;
+    EXPECT_EQ(::recv(peer_.get(), bytes.data(), bytes.size(), MSG_WAITALL),
+              static_cast<ssize_t>(bytes.size()));
+    const auto frame = decode_frame(bytes);
+    EXPECT_TRUE(frame.has_value());
+    if (!frame || frame->type == FrameType::kWaiting) return frame.value_or(Frame());
+    Bytes rest(frame->bytes + kTrailerBytes);
+    EXPECT_EQ(::recv(peer_.get(), rest.data(), rest.size(), MSG_WAITALL),
+              static_cast<ssize_t>(rest.size()));
+    return *frame;
+  }
+  const UniqueFd peer_ = connect_to_source();
+};
+
+// As one of an older release.
+TEST_F(LeavesPeer, OneThatDoesNotAskForThemGetsWholeBuckets) {
+  source_->offer(large_.offer());
+  ask(false);
+  EXPECT_EQ(receive().type, FrameType::kBucket);
+  ask(true);
+  EXPECT_EQ(receive().type, FrameType::kLeaves);
+}
+
+TEST_F(LeavesPeer, BetweenTwoOfThemTheSourceShowsThatItLives) {
+  Offer offer = large_.offer();
+  offer.complete = false;
+  source_->offer(std::move(offer));
+  source_->leaves_ready(large_.key().version,
+                        {.bucket = 0, .first = 0, .sums = {large_.sums().front()}});
+  ask(true);
+  EXPECT_EQ(receive().type, FrameType::kLeaves);
+  // For longer than the deadline of silence.
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(receive().type, FrameType::kWaiting);
+  source_->bucket_summed(large_.key().version, 0, large_.sums());
+  Frame next = receive();
+  while (next.type == FrameType::kWaiting) next = receive();
+  EXPECT_EQ(next.type, FrameType::kLeaves);
+  EXPECT_EQ(next.offset, limits::kMiB);
 }
 
 // A version of one bucket that is fetched by a receiver which holds the one before.

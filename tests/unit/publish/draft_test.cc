@@ -471,9 +471,9 @@ TEST_F(DraftTest, ReportsItsBucketsWhileItIsSummed) {
     std::optional<CopiedSnapshot> copied;
     std::map<std::uint64_t, Digest> found;
     wanted.on_copy = [&](const CopiedSnapshot& snapshot) { copied = snapshot; };
-    wanted.on_bucket = [&](std::uint64_t bucket, const Digest& digest) {
+    wanted.on_bucket = [&](std::uint64_t bucket, const std::vector<WordSum>& sums) {
       const std::lock_guard lock(mutex);
-      EXPECT_TRUE(found.emplace(bucket, digest).second) << "once";
+      EXPECT_TRUE(found.emplace(bucket, bucket_digest(sums)).second) << "once";
     };
     const auto taken = snapshotter_->take(*draft->source(), wanted);
     ASSERT_TRUE(taken.has_value()) << taken.error().message();

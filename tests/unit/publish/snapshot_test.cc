@@ -182,12 +182,12 @@ TEST_P(SnapshotBuckets, AreReportedWhenTheirLastByteIsThere) {
     EXPECT_TRUE(promised.empty());
     copied = snapshot;
   };
-  wanted.on_bucket = [&](std::uint64_t bucket, const Digest& digest) {
+  wanted.on_bucket = [&](std::uint64_t bucket, const std::vector<WordSum>& given) {
     std::vector<WordSum> sums;
     for (const LeafPlace& leaf : copied->layout.leaves->bucket(bucket))
       sums.push_back(word_sum(copied->data.subspan(leaf.arena_offset, leaf.bytes), leaf.place));
     const std::lock_guard lock(mutex);
-    EXPECT_TRUE(promised.emplace(bucket, digest).second) << "once";
+    EXPECT_TRUE(promised.emplace(bucket, bucket_digest(given)).second) << "once";
     found[bucket] = bucket_digest(sums);
   };
   const auto taken = take(snapshotter, model, wanted);
@@ -213,7 +213,7 @@ TEST(Snapshot, AnArenaThatIsStillServedIsNotWrittenAfterAFailure) {
   std::atomic<int> buckets = 0;
   SnapshotRequest wanted = request(1);
   wanted.on_copy = [&](const CopiedSnapshot& snapshot) { copied = snapshot; };
-  wanted.on_bucket = [&](std::uint64_t, const Digest&) { ++buckets; };
+  wanted.on_bucket = [&](std::uint64_t, const std::vector<WordSum>&) { ++buckets; };
   FailingSource source(model);
   const auto failed = snapshotter.take(source, wanted);
   ASSERT_FALSE(failed.has_value());

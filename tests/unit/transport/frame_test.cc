@@ -7,6 +7,7 @@
 #include <random>
 
 #include "shared/base/stream_copy.h"
+#include "shared/base/weight_limits.h"
 #include "shared/transport/limits.h"
 #include "shared/transport/offered.h"
 #include "shared/transport/tcp/frame_reader.h"
@@ -28,7 +29,10 @@ Frame example(FrameType type) {
       .base = type == FrameType::kGet || type == FrameType::kChanges || type == FrameType::kArena
                   ? Version{.epoch = 10, .step = 11}
                   : Version(),
-      .changes_max = type == FrameType::kGet ? 12U : 0U};
+      .changes_max = type == FrameType::kGet ? 12U : 0U,
+      .takes_leaves = type == FrameType::kGet,
+      .takes_changes_alone = false,
+      .offset = type == FrameType::kLeaves ? 13U : 0U};
 }
 
 std::string refusal(std::array<std::byte, kFrameBytes> bytes) {
@@ -37,8 +41,9 @@ std::string refusal(std::array<std::byte, kFrameBytes> bytes) {
 }
 
 TEST(DataFrame, EveryTypeComesBackAsItWas) {
-  for (const auto type : {FrameType::kGet, FrameType::kBucket, FrameType::kWaiting,
-                          FrameType::kFailure, FrameType::kArena, FrameType::kChanges}) {
+  for (const auto type :
+       {FrameType::kGet, FrameType::kBucket, FrameType::kWaiting, FrameType::kFailure,
+        FrameType::kArena, FrameType::kChanges, FrameType::kLeaves}) {
     const Frame sent = example(type);
     const auto got = decode_frame(encode_frame(sent));
     ASSERT_TRUE(got.has_value()) << got.error().message();
@@ -49,7 +54,16 @@ TEST(DataFrame, EveryTypeComesBackAsItWas) {
     EXPECT_EQ(got->bytes, sent.bytes);
     EXPECT_EQ(got->base, sent.base);
     EXPECT_EQ(got->changes_max, sent.changes_max);
+    EXPECT_EQ(got->takes_leaves, sent.takes_leaves);
+    EXPECT_EQ(got->offset, sent.offset);
   }
+  Frame alone = example(FrameType::kGet);
+  alone.takes_leaves = false;
+  alone.takes_changes_alone = true;
+  const auto got = decode_frame(encode_frame(alone));
+  ASSERT_TRUE(got.has_value());
+  EXPECT_TRUE(got->takes_changes_alone && !got->takes_leaves);
+  EXPECT_EQ(got->changes_max, alone.changes_max);
   const Digest digest{.low = 1, .high = 2};
   EXPECT_EQ(decode_trailer(encode_trailer(digest)), digest);
 }
@@ -63,20 +77,23 @@ TEST(DataFrame, WrongFieldsAreRefusedByName) {
   EXPECT_THAT(refusal(with(0, 0)), HasSubstr("magic"));
   EXPECT_THAT(refusal(with(4, 2)), HasSubstr("protocol version: 2, expected 3"));
   EXPECT_THAT(refusal(with(6, 0)), HasSubstr("type"));
-  EXPECT_THAT(refusal(with(6, 7)), HasSubstr("type: value 7 is unknown"));
+  EXPECT_THAT(refusal(with(6, 8)), HasSubstr("type: value 8 is unknown"));
   EXPECT_THAT(refusal(with(36, 1)), HasSubstr("error code"));
   EXPECT_THAT(refusal(with(63, 1)), HasSubstr("bytes"));
   EXPECT_THAT(refusal(with(84, 1)), HasSubstr("base epoch: 1 is behind it"));
   Frame bucket = example(FrameType::kBucket);
   bucket.base.step = 1;
   EXPECT_THAT(refusal(encode_frame(bucket)),
-              HasSubstr("only a request for changes, changes, and arenas"));
+              HasSubstr("only a request for changes, changes, leaves and arenas"));
   Frame changes = example(FrameType::kChanges);
   changes.base = {};
   EXPECT_THAT(refusal(encode_frame(changes)), HasSubstr("base"));
   changes = example(FrameType::kChanges);
   changes.changes_max = 1;
   EXPECT_THAT(refusal(encode_frame(changes)), HasSubstr("only a request has them"));
+  Frame leaves = example(FrameType::kLeaves);
+  leaves.offset = limits::kBucketBytesMax;
+  EXPECT_THAT(refusal(encode_frame(leaves)), HasSubstr("offset: 8589934592, expected less than"));
   Frame failure = example(FrameType::kFailure);
   failure.bytes = limits::kStreamTextBytes + 1;
   EXPECT_THAT(refusal(encode_frame(failure)), HasSubstr("at most 4096 allowed"));
