@@ -30,6 +30,7 @@ struct ScaleArguments {
   unsigned gpus_per_switch = 0;
   double oversubscription = 1;
   std::string pcie, nvlink, network;  // bytes per second; empty: as the host type
+  std::string staging;
   std::string buffer = "512MiB";
   std::string peer_buffer = "8GiB";
   std::string stages = "auto";
@@ -83,6 +84,14 @@ Result<bench::ScaleOptions> read_options(const ScaleArguments& arguments) {
   const auto stages = reload::parse_stages(arguments.stages);
   if (!stages) return fail(stages.error().with_context("--stages"));
   options.stages = *stages;
+  if (!arguments.staging.empty()) {
+    const auto bytes = config::parse_size(arguments.staging);
+    if (!bytes) return fail(bytes.error().with_context("--staging"));
+    if (*bytes == 0 || *bytes > limits::kModelBytesMax)
+      return fail(ErrorCode::kInvalidInput,
+                  fmt::format("--staging is {} bytes, expected 1 to 16TiB", *bytes));
+    options.staging_bytes = *bytes;
+  }
   for (const std::string& name : arguments.models) {
     const auto model = bench::find_model(name);
     if (!model) return fail(model.error().with_context("--model"));
@@ -168,12 +177,18 @@ void add_bench_scale(CLI::App& parent, Context& context, BenchRun& run) {
        .examples = {
            "wsync bench scale --svg scale.svg",
            "wsync bench scale --model Kimi-K2 --gpus 16,256,10000 --host h800",
-           "wsync bench scale --model GLM-4.5-Air --nvlink 0 --gpus-per-switch 2 --json"}});
+           "wsync bench scale --model GLM-4.5-Air --nvlink 0 --gpus-per-switch 2 --json",
+           "wsync bench scale --staging 1GiB --gpus 8 --gpus-per-host 1 --network 125MB"}});
   auto arguments = std::make_shared<ScaleArguments>();
   arguments->gpus = {8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 10'000};
   command->add_option("--model", arguments->models, "Names of models (default: all)")
       ->delimiter(',')
       ->type_name("NAME");
+  command
+      ->add_option("--staging", arguments->staging,
+                   "Only simulate how a version of this size reaches the hosts, from one host")
+      ->type_name("SIZE")
+      ->excludes("--model");
   add_cluster(*command, *arguments);
   command->add_option("--buffer", arguments->buffer, "Size of wsync's buffers (default: 512MiB)");
   command->add_option("--peer-buffer", arguments->peer_buffer,

@@ -39,6 +39,17 @@ std::string rows_text(const ScaleResult& result) {
   return text + "\n";
 }
 
+std::string staging_text(const ScaleResult& result) {
+  std::string text = fmt::format(
+      "How {} reach every host, from one. Seconds.\n\n{:>7} {:>7} {:>9} {:>9} {:>9} {}\n",
+      config::format_size(result.options.staging_bytes), "GPUs", "hosts", "chain", "tree", "floor",
+      "by");
+  for (const StagingPoint& p : result.staging)
+    text += fmt::format("{:>7} {:>7} {:>9.3f} {:>9.3f} {:>9.3f} {}\n", p.gpus, p.hosts,
+                        p.chain.seconds, p.tree.seconds, p.floor.seconds, p.floor.link);
+  return text;
+}
+
 std::string curve_text(const ScaleCurve& curve) {
   std::string text = fmt::format(
       "\n{}: {:.1f} GB in {} tensors; replicas of {} GPUs. Seconds.\n"
@@ -61,9 +72,8 @@ std::string curve_text(const ScaleCurve& curve) {
       last.gpus, last.peer.bottleneck().name, last.ours.chosen.prediction.bottleneck().name,
       stages_text(last.ours.chosen.stages), last.ours.chain.bottleneck);
   for (const BufferPoint& b : curve.buffers)
-    text +=
-        fmt::format("{} {}: paused {:.2f}, staged {:.2f}", &b == curve.buffers.data() ? "" : ";",
-                    config::format_size(b.bytes), b.pipeline.prediction.seconds, b.staging.seconds);
+    text += fmt::format("{} {}: paused {:.2f}", &b == curve.buffers.data() ? "" : ";",
+                        config::format_size(b.bytes), b.pipeline.prediction.seconds);
   return text + "\n";
 }
 
@@ -136,9 +146,7 @@ nlohmann::json curve_json(const ScaleCurve& curve) {
                       {"wsync", ours_json(p.ours)}});
   nlohmann::json buffers = nlohmann::json::array();
   for (const BufferPoint& b : curve.buffers)
-    buffers.push_back({{"buffer_bytes", b.bytes},
-                       {"paused", pipeline_json(b.pipeline)},
-                       {"staged", staging_json(b.staging)}});
+    buffers.push_back({{"buffer_bytes", b.bytes}, {"paused", pipeline_json(b.pipeline)}});
   return {{"model", curve.model},        {"parameters", curve.totals.parameters},
           {"bytes", curve.totals.bytes}, {"tensors", curve.totals.tensors},
           {"points", std::move(points)}, {"buffers", std::move(buffers)}};
@@ -147,7 +155,7 @@ nlohmann::json curve_json(const ScaleCurve& curve) {
 }  // namespace
 
 std::string to_text(const ScaleResult& result) {
-  std::string text = rows_text(result);
+  std::string text = result.options.staging_bytes != 0 ? staging_text(result) : rows_text(result);
   for (const ScaleCurve& curve : result.curves) text += curve_text(curve);
   for (const std::string& note : result.notes) text += "note: " + note + "\n";
   return text;
@@ -158,6 +166,13 @@ nlohmann::json to_json(const ScaleResult& result) {
   for (const RowResult& row : result.rows) rows.push_back(row_json(row));
   nlohmann::json curves = nlohmann::json::array();
   for (const ScaleCurve& curve : result.curves) curves.push_back(curve_json(curve));
+  nlohmann::json staging = nlohmann::json::array();
+  for (const StagingPoint& p : result.staging)
+    staging.push_back({{"gpus", p.gpus},
+                       {"hosts", p.hosts},
+                       {"staged", staging_json(p.chain)},
+                       {"staged_by_tree", staging_json(p.tree)},
+                       {"floor", floor_json(p.floor)}});
   return {{"tensor_s", result.tensor_s},
           {"side_by_side_tensor_s", result.side_by_side_tensor_s},
           {"host", host_json(result.options.host)},
@@ -167,6 +182,8 @@ nlohmann::json to_json(const ScaleResult& result) {
           {"stages", reload::stages_name(result.options.stages)},
           {"published", std::move(rows)},
           {"curves", std::move(curves)},
+          {"staging_bytes", result.options.staging_bytes},
+          {"staging", std::move(staging)},
           {"notes", result.notes}};
 }
 
@@ -182,6 +199,9 @@ SuiteResult to_suite(const ScaleResult& result) {
     set_baseline_of("scale", name, one, {baseline});
     suite.cases.push_back(std::move(one));
   };
+  for (const StagingPoint& p : result.staging)
+    add("staged", config::format_size(result.options.staging_bytes), p.gpus, p.chain.seconds,
+        p.floor.seconds);
   for (const RowResult& row : result.rows)
     add("published update", row.row.model, row.row.gpus, row.peer.seconds, row.row.seconds);
   for (const ScaleCurve& curve : result.curves)

@@ -101,8 +101,7 @@ class OurSide {
   Result<OurPrediction> on(const Cluster& cluster, std::uint64_t buffer, Stages stages) {
     OurPrediction made;
     for (auto& [to, fan_out] : {std::pair{&made.chain, 1U}, std::pair{&made.tree, 2U}}) {
-      const auto staged = WSYNC_TRY(
-          simulate_staging(model_bytes_, cluster, {.bucket_bytes = buffer, .fan_out = fan_out}));
+      const auto staged = WSYNC_TRY(simulate_staging(model_bytes_, cluster, {.fan_out = fan_out}));
       *to = staged;
     }
     using enum Stages;
@@ -224,9 +223,7 @@ class CurveMaker {
   Result<> add_buffer(std::uint64_t bytes) {
     const Cluster on = cluster(curve_.points.back().gpus);
     auto pipeline = WSYNC_TRY(ours_.switch_on(on, bytes, options_.stages));
-    const auto staging =
-        WSYNC_TRY(simulate_staging(curve_.totals.bytes, on, {.bucket_bytes = bytes}));
-    curve_.buffers.push_back({.bytes = bytes, .pipeline = std::move(pipeline), .staging = staging});
+    curve_.buffers.push_back({.bytes = bytes, .pipeline = std::move(pipeline)});
     return {};
   }
 
@@ -238,6 +235,29 @@ class CurveMaker {
   std::uint32_t replica_ = 0;
   ScaleCurve curve_;
 };
+
+Result<ScaleResult> run_staging(const ScaleOptions& options) {
+  ScaleResult made{.options = options};
+  const std::uint32_t replica =
+      options.gpus_per_replica != 0 ? options.gpus_per_replica : options.host.gpus;
+  for (const std::uint32_t gpus : options.gpus) {
+    const Cluster cluster{.host = options.host,
+                          .gpus = gpus,
+                          .gpus_per_replica = replica,
+                          .oversubscription = options.oversubscription};
+    const std::uint64_t bytes = options.staging_bytes;
+    StagingPoint point{
+        .gpus = gpus, .hosts = cluster.hosts(), .chain = {}, .tree = {}, .floor = {}};
+    for (auto& [to, fan_out] : {std::pair{&point.chain, 1U}, std::pair{&point.tree, 2U}}) {
+      auto staged = WSYNC_TRY(simulate_staging(bytes, cluster, {.fan_out = fan_out}));
+      *to = std::move(staged);
+    }
+    auto floor = WSYNC_TRY(staging_floor(bytes, cluster));
+    point.floor = std::move(floor);
+    made.staging.push_back(std::move(point));
+  }
+  return made;
+}
 
 }  // namespace
 
@@ -264,6 +284,7 @@ Result<double> fit_tensor_seconds(bool gpu_takes_turns) {
 }
 
 Result<ScaleResult> run_scale_bench(const ScaleOptions& options) {
+  if (options.staging_bytes != 0) return run_staging(options);
   WSYNC_TRY(require_points(options));
   ScaleResult made{.options = options};
   for (auto& [to, turns] :

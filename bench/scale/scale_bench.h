@@ -69,7 +69,6 @@ struct ScalePoint {
 struct BufferPoint {
   std::uint64_t bytes = 0;
   PipelinePrediction pipeline;
-  StagingPrediction staging;
 };
 struct ScaleCurve {
   std::string model;
@@ -78,7 +77,17 @@ struct ScaleCurve {
   std::vector<BufferPoint> buffers;  // on the largest cluster of the curve
 };
 
+// How a version of ScaleOptions::staging_bytes reaches the hosts of a cluster.
+struct StagingPoint {
+  std::uint32_t gpus = 0;
+  std::uint32_t hosts = 0;
+  StagingPrediction chain;
+  StagingPrediction tree;  // with a fan-out of 2
+  Floor floor;
+};
+
 struct ScaleOptions {
+  std::uint64_t staging_bytes = 0;  // not 0: only the staging of so many bytes, and no model
   std::vector<ModelShape> models;
   std::vector<std::uint32_t> gpus;
   HostType host;
@@ -95,6 +104,7 @@ struct ScaleResult {
   double side_by_side_tensor_s = 0;
   std::vector<RowResult> rows;
   std::vector<ScaleCurve> curves;
+  std::vector<StagingPoint> staging;
   std::vector<std::string> notes;  // omissions and their reasons
 };
 

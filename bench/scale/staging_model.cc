@@ -28,10 +28,10 @@ std::vector<Floor> into_gpus(double model, const Cluster& c) {
 Result<StagingPrediction> simulate_staging(std::uint64_t model_bytes, const Cluster& cluster,
                                            const StagingOptions& options) {
   WSYNC_TRY(check_cluster(cluster));
-  if (options.bucket_bytes == 0 || options.fan_out == 0)
+  if (options.unit_bytes == 0 || options.fan_out == 0)
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("buckets of {} bytes passed on to {} hosts: expected more than 0",
-                            options.bucket_bytes, options.fan_out));
+                fmt::format("units of {} bytes passed on to {} hosts: expected more than 0",
+                            options.unit_bytes, options.fan_out));
   const std::uint32_t chains = cluster.hosts_per_replica();
   const std::uint64_t each = (model_bytes + chains - 1) / chains;
   const std::uint32_t hosts = std::max(1U, cluster.hosts() / chains);
@@ -49,15 +49,26 @@ Result<StagingPrediction> simulate_staging(std::uint64_t model_bytes, const Clus
   }
   const double trainer = std::min(speeds[0].seconds, speeds[2].seconds);
   const double host = std::min(speeds[1].seconds, speeds[2].seconds);
-  std::vector<double> came(made.levels, 0);  // arrival of the newest bucket at each level
-  for (std::uint64_t at = 0; at < each; at += options.bucket_bytes) {
-    const auto bytes = static_cast<double>(std::min(options.bucket_bytes, each - at));
-    for (std::uint32_t level = 0; level < made.levels; ++level) {
-      const double ready = level == 0 ? 0 : came[level - 1] + options.hop_s;
-      came[level] = std::max(ready, came[level]) + bytes / (level == 0 ? trainer : host);
-    }
+  if (each == 0) return made;
+  // All units but the last one have the same size. So each of them arrives at a level as long after
+  // the one before as the slowest link before that level takes.
+  const std::uint64_t equal = (each - 1) / options.unit_bytes;
+  const auto unit = static_cast<double>(options.unit_bytes);
+  const double first = unit / trainer;
+  const double next = unit / host;
+  const auto arrival_of_equal = [&](std::uint32_t level) {
+    if (equal == 0) return 0.0;
+    const double behind = static_cast<double>(equal - 1);
+    if (level == 0) return first + behind * first;
+    return first + level * (options.hop_s + next) + behind * std::max(first, next);
+  };
+  const auto last = static_cast<double>(each - equal * options.unit_bytes);
+  double came = 0;
+  for (std::uint32_t level = 0; level < made.levels; ++level) {
+    const double ready = level == 0 ? 0 : came + options.hop_s;
+    came = std::max(ready, arrival_of_equal(level)) + last / (level == 0 ? trainer : host);
   }
-  made.seconds = came.back();
+  made.seconds = came;
   return made;
 }
 

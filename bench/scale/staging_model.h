@@ -1,4 +1,4 @@
-// Staging: the trainer sends each bucket once, and hosts forward it.
+// Staging: the trainer sends each byte once, and hosts forward it in units.
 #pragma once
 
 #include <cstdint>
@@ -6,14 +6,17 @@
 #include <vector>
 
 #include "bench/scale/cluster.h"
+#include "shared/transport/limits.h"
 
 namespace wsync::bench {
 
 struct StagingOptions {
-  std::uint64_t bucket_bytes = 512ULL << 20U;
-  // Number of hosts to which each host forwards a bucket: 1 is a chain, 2 a binary tree.
+  // What a host has received before it forwards the first byte: a run of leaves on each of its
+  // connections, which share the link.
+  std::uint64_t unit_bytes = limits::kStreamCountDefault * limits::kStreamLeavesBytes;
+  // Number of hosts to which each host forwards: 1 is a chain, 2 a binary tree.
   std::uint32_t fan_out = 1;
-  double hop_s = 50e-6;  // from the last byte of a bucket to the first forwarded byte
+  double hop_s = 50e-6;  // from the last byte of a unit to the first forwarded byte
 };
 
 struct StagingPrediction {
@@ -24,12 +27,13 @@ struct StagingPrediction {
 
 // The hosts with the same share of the model form one chain (or tree). There are as many chains as
 // hosts in a replica. The trainer, a host with the same NICs, sends to all of them. A host forwards
-// a bucket when it has received all of it. Host memory is written once and read twice (for the
+// a unit when it has received all of it. Host memory is written once and read twice (for the
 // digest and for forwarding).
 //
-// The recurrence: a bucket arrives at a level one transfer after it arrived at the previous level,
-// or one transfer after the previous bucket, whichever is later. Errors as check_cluster().
-// kInvalidInput for a bucket of 0 bytes or a fan-out of 0.
+// The recurrence: a unit arrives at a level one transfer after it arrived at the previous level,
+// or one transfer after the previous unit, whichever is later. It is solved for all units but the
+// last one, so the cost is that of the levels. Errors as check_cluster().
+// kInvalidInput for a unit of 0 bytes or a fan-out of 0.
 [[nodiscard]] Result<StagingPrediction> simulate_staging(std::uint64_t model_bytes,
                                                          const Cluster& cluster,
                                                          const StagingOptions& options);

@@ -357,8 +357,25 @@ class BenchScale(unittest.TestCase):
         self.assertEqual(done.returncode, 2)
         self.assertIn("is a simulation and gives the same result each time; remove --repeats", done.stderr)
 
+    def test_the_staging_of_one_size(self):
+        command = [WSYNC, "bench", "scale", "--staging", "1GiB", "--gpus", "1,8", "--gpus-per-host", "1", "--network", "125MB"]
+        done = subprocess.run([*command, "--json"], text=True, capture_output=True, timeout=DEADLINE_S)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        result = validate(done.args, done.stdout)["result"]
+        self.assertEqual((result["curves"], result["published"], result["staging_bytes"]), ([], [], 1 << 30))
+        one, eight = result["staging"]
+        self.assertEqual((one["hosts"], eight["hosts"], eight["staged"]["levels"]), (1, 8, 8))
+        floor_s = (1 << 30) / 125e6
+        for point in (one, eight):
+            self.assertAlmostEqual(point["floor"]["seconds"], floor_s)
+        self.assertAlmostEqual(one["staged"]["seconds"], floor_s)
+        # Each of seven more hosts adds the time of one run of 1 MiB on four connections.
+        self.assertAlmostEqual(eight["staged"]["seconds"], floor_s * (1 + 7 * 4 / 1024), places=3)
+        text = subprocess.run(command, text=True, capture_output=True, timeout=DEADLINE_S).stdout
+        self.assertIn("How 1GiB reach every host", text)
+
     def test_bad_arguments(self):
-        for bad in (["--model", "Kimi-K3"], ["--model", "Kimi-K2", "--gpus", "8"], ["--gpus", "0"], ["--gpus", "100001"], ["--host", "h100"],
+        for bad in (["--staging", "0"], ["--staging", "much"], ["--staging", "1GiB", "--model", "Kimi-K2"], ["--model", "Kimi-K3"], ["--model", "Kimi-K2", "--gpus", "8"], ["--gpus", "0"], ["--gpus", "100001"], ["--host", "h100"],
                     ["--pcie", "0"], ["--nvlink", "fast"], ["--network", "0"], ["--buffer", "1KiB"], ["--stages", "4"],
                     ["--gpus-per-switch", "3"], ["--oversubscription", "0.5"], ["--svg", "/nowhere/scale.svg"]):
             done = subprocess.run([WSYNC, "bench", "scale", *bad], text=True, capture_output=True, timeout=DEADLINE_S)

@@ -196,16 +196,36 @@ TEST(SimulatedSwitch, WithoutNvlinkThreeStagesGainLittle) {
 // ---- staging ----
 
 TEST(SimulatedStaging, AChainIsTheClosedForm) {
-  // 10 buckets of 100 bytes at 500 a second over a chain of 5 hosts, 0.01 s from host to host.
-  const auto made = simulate_staging(1000, small_cluster(20), {.bucket_bytes = 100, .hop_s = 0.01});
+  // 10 units of 100 bytes at 500 a second over a chain of 5 hosts, 0.01 s from host to host.
+  const auto made = simulate_staging(1000, small_cluster(20), {.unit_bytes = 100, .hop_s = 0.01});
   ASSERT_TRUE(made.has_value());
   EXPECT_EQ(made->levels, 5U);
   expect_close(made->seconds, (10 + 5 - 1) * 0.2 + 4 * 0.01);
 }
 
+// The recurrence of staging_model.h, unit by unit.
+TEST(SimulatedStaging, TheClosedFormIsTheRecurrence) {
+  for (const std::uint32_t fan_out : {1U, 2U, 3U})
+    for (const std::uint64_t bytes : {1ULL, 99ULL, 100ULL, 101ULL, 250ULL, 1000ULL, 1001ULL}) {
+      const Cluster cluster = small_cluster(4 * 9);
+      const StagingOptions options{.unit_bytes = 100, .fan_out = fan_out, .hop_s = 0.3};
+      const auto made = simulate_staging(bytes, cluster, options);
+      ASSERT_TRUE(made.has_value());
+      const double trainer = std::min(cluster.network(), cluster.host.host_memory / 3);
+      const double host = std::min(cluster.network() / fan_out, cluster.host.host_memory / 3);
+      std::vector<double> came(made->levels, 0);
+      for (std::uint64_t at = 0; at < bytes; at += options.unit_bytes)
+        for (std::uint32_t level = 0; level < made->levels; ++level)
+          came[level] = std::max(level == 0 ? 0 : came[level - 1] + options.hop_s, came[level]) +
+                        static_cast<double>(std::min(options.unit_bytes, bytes - at)) /
+                            (level == 0 ? trainer : host);
+      expect_close(made->seconds, came.back());
+    }
+}
+
 TEST(SimulatedStaging, ATreeHasFewerLevelsAndSlowerHosts) {
   const auto made =
-      simulate_staging(1000, small_cluster(4 * 7), {.bucket_bytes = 100, .fan_out = 2, .hop_s = 0});
+      simulate_staging(1000, small_cluster(4 * 7), {.unit_bytes = 100, .fan_out = 2, .hop_s = 0});
   ASSERT_TRUE(made.has_value());
   EXPECT_EQ(made->levels, 3U);  // 1, 2 and 4 hosts
   // The trainer feeds one host at full speed; hosts pass everything on twice, at half of it.
@@ -215,7 +235,7 @@ TEST(SimulatedStaging, ATreeHasFewerLevelsAndSlowerHosts) {
 TEST(SimulatedStaging, OversubscriptionHalvesTheNetwork) {
   Cluster cluster = small_cluster(8);
   cluster.oversubscription = 2;
-  const auto made = simulate_staging(1000, cluster, {.bucket_bytes = 1000, .hop_s = 0});
+  const auto made = simulate_staging(1000, cluster, {.unit_bytes = 1000, .hop_s = 0});
   ASSERT_TRUE(made.has_value());
   expect_close(made->seconds, 2 * 4.0);
 }
@@ -223,7 +243,7 @@ TEST(SimulatedStaging, OversubscriptionHalvesTheNetwork) {
 TEST(SimulatedStaging, HostsOfAReplicaShareTheTrainer) {
   Cluster cluster = small_cluster(16);
   cluster.gpus_per_replica = 8;  // two chains of two hosts, each with half of the model
-  const auto made = simulate_staging(1000, cluster, {.bucket_bytes = 500, .hop_s = 0});
+  const auto made = simulate_staging(1000, cluster, {.unit_bytes = 500, .hop_s = 0});
   ASSERT_TRUE(made.has_value());
   EXPECT_EQ(made->levels, 2U);
   EXPECT_EQ(made->bottleneck, "the trainer's network");
