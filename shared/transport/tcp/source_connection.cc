@@ -194,27 +194,25 @@ void SourceConnection::write_next_slice(std::span<const std::byte> header) {
   const auto slice = payload_.subspan(sent_, n);
   sent_ += n;
   trailer_sent_ = sent_ == payload_.size();
+  if (trailer_sent_ && ends_bucket_) {
+    ++shared_->counters.buckets;
+    if (changes_) ++shared_->counters.changes;
+  }
   // The pieces that are not due are empty. `small_` is so after the first slice.
   write({small_, header, slice,
          trailer_sent_ ? std::span<const std::byte>(trailer_) : std::span<const std::byte>()});
 }
 
 void SourceConnection::write(std::initializer_list<std::span<const std::byte>> pieces) {
-  in_flight_bytes_ = 0;
-  for (const auto& piece : pieces) in_flight_bytes_ += piece.size();
+  for (const auto& piece : pieces) shared_->counters.wire_bytes += piece.size();
   channel_->write(std::span(pieces.begin(), pieces.size()));
 }
 
 void SourceConnection::on_written() {
   if (closing_) return;
   last_progress_ = now();
-  shared_->counters.wire_bytes += in_flight_bytes_;
   small_.clear();
   if (writing_ == Writing::kPayload && !trailer_sent_) return write_next_slice({});
-  if (writing_ == Writing::kPayload && ends_bucket_) {
-    ++shared_->counters.buckets;
-    if (changes_) ++shared_->counters.changes;
-  }
   payload_ = {};
   changes_.reset();
   composed_.reset();

@@ -82,7 +82,6 @@ class SourceConnection : public std::enable_shared_from_this<SourceConnection> {
   bool ends_bucket_ = false;               // false: more leaves follow
   std::uint64_t sent_ = 0;                 // bytes of it handed to the socket
   bool trailer_sent_ = false;
-  std::uint64_t in_flight_bytes_ = 0;  // of the current write
   std::array<std::byte, kFrameBytes> header_{};
   std::array<std::byte, kTrailerBytes> trailer_{};
   TimePoint last_progress_;
