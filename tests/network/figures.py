@@ -8,23 +8,27 @@ Two cases, each with a fleet of its own in every round:
   one    the trainer is on one host
   parts  the ranks of the trainer are on two hosts, and each serves its own part
 
-Every host sends and receives at the same rate. `staged` is the time from the first announcement until the last sidecar has the whole version
-and has verified it. The floor is the time in which one link carries the bytes of the model, without any header. `egress` is what the hosts of the
-trainer have sent, with all headers, by the bytes of the model. Medians.
+Every host sends and receives at the same rate. Each fleet gets two versions with other bytes, in full. `staged` is the time from the first
+announcement until the last sidecar has the whole version and has verified it. `transfer` is the part of it after the first request for bytes, taken
+from the trace: before, the sidecars make their memory, all at the same time on the cores of one machine. The floor is the time in which one link carries
+the bytes of the model, without any header. `egress` is what the hosts of the trainer have sent, with all headers, by the bytes of the model.
+`predicted` is what `wsync bench scale --staging` says. Medians.
 """
 import argparse
 import json
 import os
 import pathlib
 import statistics
+import subprocess
 import sys
 import time
 
-from hosts import why_no_hosts
+import hosts
 from key_fleet import BEATS, KeyFleet
 
 from trainer_process import COMMITTED, TrainerProcess
 
+hosts.DEADLINE_S = 900  # a push takes minutes here
 KEPT = BEATS[1::2]
 WAIT = ("deadlines.stage=10m", "deadlines.publish=15m", "deadlines.gather=2m")
 
@@ -34,6 +38,13 @@ def bytes_of(text):
         if text.endswith(unit):
             return int(text.removesuffix(unit)) << shift
     raise SystemExit(f"--size: expected a number of MiB or GiB, found '{text}'")
+
+
+def predicted(options):
+    command = [options.wsync, "bench", "scale", "--staging", options.size, "--gpus", str(options.hosts), "--gpus-per-host", "1",
+               "--network", f"{options.megabits * 125}KB", "--json"]
+    (point,) = json.loads(subprocess.run(command, text=True, capture_output=True, check=True).stdout)["result"]["staging"]
+    return point["staged"]["seconds"]
 
 
 class Rank(TrainerProcess):
@@ -59,7 +70,7 @@ class Measured(KeyFleet):
         self.joined(*(f"s{i}" for i in range(self.options.hosts)))
 
     def rank(self, host, rank, *settings):
-        command = (self.options.trainer_rank, str(rank), "2", self.options.checkpoint, "rows", *KEPT, *WAIT, *settings)
+        command = (self.options.trainer_rank, str(rank), "2", self.options.checkpoints[0], "rows", *KEPT, *WAIT, *settings)
         return Rank(self, self.entered(host, *command), self.environment_of(host))
 
     def processor_s(self):
@@ -76,7 +87,7 @@ class Measured(KeyFleet):
     def publish_one(self):
         self.trainer(*(word for setting in ("min_replicas=0", *WAIT) for word in ("--set", setting)))
         self.sidecars_join()
-        return self.during(("trainer0",), lambda: self.pushed(self.options.checkpoint)["staged_ns"] / 1e9)
+        return [self.during(("trainer0",), lambda path=path: self.pushed(path)["staged_ns"] / 1e9) for path in self.options.checkpoints]
 
     def publish_parts(self):
         ranks = [self.rank("trainer0", 0, f"keys={self.keys}", "listen=tcp://10.0.0.1:7000", "data_address=tcp://10.0.0.1:7001",
@@ -85,9 +96,9 @@ class Measured(KeyFleet):
                            "data_address=tcp://0.0.0.0:0", "advertise=trainer1")]
         self.sidecars_join()
 
-        def publish():
+        def publish(step):
             for rank in ranks:
-                rank.publish(1)
+                rank.publish(step)
             for rank in ranks:
                 event = rank.published()
                 assert event["code"] == 0, event
@@ -97,16 +108,28 @@ class Measured(KeyFleet):
             assert code == 0, answer
             return answer["result"]["last_update"]["staged_ns"] / 1e9
 
-        return self.during(("trainer0", "trainer1"), publish)
+        return [self.during(("trainer0", "trainer1"), lambda step=step: publish(step)) for step in (1, 2)]
 
-    def during(self, hosts, work):
+    def during(self, trainers, work):
         model = self.options.bytes
-        sent, used, begin = {host: self.sent(host) for host in hosts}, self.processor_s(), time.monotonic()
+        sent, used, begin = {host: self.sent(host) for host in trainers}, self.processor_s(), time.monotonic()
         staged_s = work()
+        whole_s, used = time.monotonic() - begin, self.processor_s() - used
+        by_host = {host: (self.sent(host) - sent[host]) / model for host in trainers}
+        transfer_s = self.transfer_s()
         floor_s = model * 8 / (self.options.megabits * 1e6)
-        by_host = {host: (self.sent(host) - sent[host]) / model for host in hosts}
-        return {"staged_s": staged_s, "whole_s": time.monotonic() - begin, "of_floor": staged_s / floor_s,
-                "egress": sum(by_host.values()), "egress_of_hosts": by_host, "processor_s": self.processor_s() - used}
+        return {"staged_s": staged_s, "transfer_s": transfer_s, "whole_s": whole_s, "staged_of_floor": staged_s / floor_s,
+                "transfer_of_floor": transfer_s / floor_s, "transfer_of_predicted": transfer_s / self.options.predicted_s,
+                "egress": sum(by_host.values()), "egress_of_hosts": by_host, "processor_s": used}
+
+    def transfer_s(self):
+        path = self.path("trace.json")
+        code, answer = self.ask("trace", "get", "--output", path)
+        assert code == 0, answer
+        events = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))["traceEvents"]
+        spans = [event for event in events if event["ph"] == "X"]
+        begin = min(span["ts"] for span in spans if span["name"].endswith(" received"))
+        return (max(span["ts"] + span["dur"] for span in spans if span["name"].startswith("staging of ")) - begin) / 1e6
 
 
 def main():
@@ -119,24 +142,28 @@ def main():
     parser.add_argument("--rounds", type=int, default=3, help="of each case (default 3)")
     parser.add_argument("--output", help="writes the result there as JSON")
     options = parser.parse_args()
-    if why := why_no_hosts():
+    if why := hosts.why_no_hosts():
         raise SystemExit(f"figures.py: {why}")
     options.wsync, options.trainer_rank = os.path.abspath(options.wsync), os.path.abspath(options.trainer_rank)
     options.bytes = bytes_of(options.size)
+    options.predicted_s = predicted(options)
     with Measured(options) as fleet:  # keeps the checkpoint
-        options.checkpoint = fleet.checkpoint("model", 1, size=options.size)
-        rounds = {"one": [], "parts": []}
+        options.checkpoints = [fleet.checkpoint(f"model{seed}", seed, size=options.size) for seed in (1, 2)]
+        rounds = {f"{case} {update}": [] for case in ("one", "parts") for update in ("first", "next")}
         for number in range(options.rounds):
-            for case, found in rounds.items():
+            for case in ("one", "parts"):
                 with Measured(options) as measured:
-                    found.append(getattr(measured, f"publish_{case}")())
-                last = found[-1]
-                print(f"round {number + 1} {case:5}  staged {last['staged_s']:6.2f} s, {last['of_floor']:.3f} of the floor; "
-                      f"egress {last['egress']:.4f} models; {last['processor_s']:.1f} s of processors", file=sys.stderr, flush=True)
-    result = {"size_bytes": options.bytes, "hosts": options.hosts, "megabits": options.megabits, "rounds": rounds, "median": {}}
+                    found = getattr(measured, f"publish_{case}")()
+                for update, last in zip(("first", "next"), found):
+                    rounds[f"{case} {update}"].append(last)
+                    print(f"round {number + 1} {case:5} {update:5}  staged {last['staged_s']:6.2f} s, transfer {last['transfer_s']:6.2f} s, "
+                          f"{last['transfer_of_floor']:.3f} of the floor, {last['transfer_of_predicted']:.3f} of the prediction; egress {last['egress']:.4f} models; "
+                          f"{last['processor_s']:.1f} s of processors", file=sys.stderr, flush=True)
+    result = {"size_bytes": options.bytes, "hosts": options.hosts, "megabits": options.megabits, "predicted_s": options.predicted_s,
+              "rounds": rounds, "median": {}}
     for case, found in rounds.items():
         result["median"][case] = {key: statistics.median(each[key] for each in found)
-                                  for key in ("staged_s", "of_floor", "egress", "processor_s")}
+                                  for key in found[0] if key != "egress_of_hosts"}
     print(json.dumps(result["median"], indent=2))
     if options.output:
         pathlib.Path(options.output).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
