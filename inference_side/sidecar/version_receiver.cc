@@ -549,9 +549,12 @@ void VersionReceiver::expect_buckets(const staging::StartStaging& command,
   wanted.have = arriving_->have;
   wanted.in_full = arriving_->passed_on;
   const BucketPlan& transfer = *arriving_->layout.transfer;
-  if (arriving_->layout.part_count > 1) wanted.order = by_parts(transfer);
-  for (std::size_t i = 0; i < wanted.have.size() && !command.stage.parts.empty(); ++i)
-    if (transfer.bucket_part(i) != arriving_->part) wanted.have[i] = true;
+  if (!command.stage.parts.empty()) {
+    for (std::size_t i = 0; i < wanted.have.size(); ++i)
+      if (transfer.bucket_part(i) != arriving_->part) wanted.have[i] = true;
+  } else if (arriving_->layout.part_count > 1) {
+    wanted.order = by_parts(transfer);
+  }
   wanted.into = arriving_->destination.data;
   wanted.hold = arriving_->destination.hold;
   // The earlier offer was made without memory and names no bytes, so offer again.

@@ -16,6 +16,23 @@ namespace {
 
 using ::testing::HasSubstr;
 
+// The base that a receiver holds, of which it takes the changes alone or not.
+FetchBase held(const TestVersion& base) {
+  return {.version = base.key().version,
+          .data = base.data(),
+          .hold = {},
+          .blocks = base.blocks(),
+          .max_share = 0.3,
+          .sums = base.sums()};
+}
+
+FetchRequest alone(FetchRequest wanted, const TestVersion& base) {
+  wanted.into = {};
+  wanted.hold = nullptr;
+  wanted.base = held(base);
+  return wanted;
+}
+
 // Three buckets of eight leaves, and a short one.
 class Leaves : public RelayTest {
  protected:
@@ -27,6 +44,15 @@ class Leaves : public RelayTest {
             [step](std::span<std::byte> out) {
               std::mt19937_64 random(step);
               fill_random(random, out);
+            },
+            "wsync-test", kBucketBytes};
+  }
+  // One byte differs from the version.
+  [[nodiscard]] TestVersion almost_the_same(std::uint64_t step) const {
+    return {step, kBytes,
+            [this](std::span<std::byte> out) {
+              std::ranges::copy(version_.data(), out.begin());
+              out[0] ^= std::byte{1};
             },
             "wsync-test", kBucketBytes};
   }
@@ -234,21 +260,10 @@ TEST_P(Leaves, AVersionThatIsWithdrawnInTheMiddleOfABucketGivesItsReasonAndItsMe
 // Changes are smaller. So a source that has the whole bucket tells them, and sends leaves only if
 // it cannot.
 TEST_P(Leaves, AreNotSentInPlaceOfChanges) {
-  const TestVersion target(
-      2, kBytes,
-      [&](std::span<std::byte> out) {
-        std::ranges::copy(version_.data(), out.begin());
-        out[0] ^= std::byte{1};
-      },
-      "wsync-test", kBucketBytes);
+  const TestVersion target = almost_the_same(2);
   const auto fetch = [&](Host& host, const Host& source) {
     FetchRequest wanted = host.receiver.wanted(target, source.source->address());
-    wanted.base = FetchBase{.version = name(),
-                            .data = version_.data(),
-                            .hold = {},
-                            .blocks = version_.blocks(),
-                            .max_share = 0.5,
-                            .sums = {}};
+    wanted.base = held(version_);
     host.fetch(std::move(wanted));
     ASSERT_TRUE(loop.run_until([&] { return host.receiver.is_over(); }));
     EXPECT_TRUE(host.receiver.holds(target)) << host.receiver.failure_text();
@@ -267,23 +282,6 @@ TEST_P(Leaves, AreNotSentInPlaceOfChanges) {
   fetch(second_, without_base);
   EXPECT_EQ(second_.receiver.by_changes, 0U);
   EXPECT_GT(count(second_), 0U);
-}
-
-// The base that a receiver holds, of which it takes the changes alone or not.
-FetchBase held(const TestVersion& base) {
-  return {.version = base.key().version,
-          .data = base.data(),
-          .hold = {},
-          .blocks = base.blocks(),
-          .max_share = 0.3,
-          .sums = base.sums()};
-}
-
-FetchRequest alone(FetchRequest wanted, const TestVersion& base) {
-  wanted.into = {};
-  wanted.hold = nullptr;
-  wanted.base = held(base);
-  return wanted;
 }
 
 // It need not wait for the whole bucket to learn that.
@@ -329,13 +327,7 @@ TEST_P(Leaves, ThatTooMuchHasChangedIsPassedOn) {
 // The source of the relay does not hold the base, and the relay does. So it compares each bucket
 // when all of it is here.
 TEST_P(Leaves, WaitForTheirBucketIfItCanBeComparedThen) {
-  const TestVersion base(
-      2, kBytes,
-      [&](std::span<std::byte> out) {
-        std::ranges::copy(version_.data(), out.begin());
-        out[0] ^= std::byte{1};
-      },
-      "wsync-test", kBucketBytes);
+  const TestVersion base = almost_the_same(2);
   trainer_.source->offer(incomplete());
   first_.source->offer(base.offer());
   first_.join_chain(version_, trainer_.source->address());
@@ -353,13 +345,7 @@ TEST_P(Leaves, WaitForTheirBucketIfItCanBeComparedThen) {
 
 // Somebody may be reading its leaves, and changes would be applied to a copy of the base there.
 TEST_P(Leaves, ABucketOfWhichLeavesWerePassedOnComesInFull) {
-  const TestVersion base(
-      2, kBytes,
-      [&](std::span<std::byte> out) {
-        std::ranges::copy(version_.data(), out.begin());
-        out[0] ^= std::byte{1};
-      },
-      "wsync-test", kBucketBytes);
+  const TestVersion base = almost_the_same(2);
   trainer_.source->offer(base.offer());
   trainer_.source->offer(version_.offer());
   FetchRequest wanted = first_.receiver.wanted(version_, trainer_.source->address());
